@@ -1,0 +1,59 @@
+# `make help` lists the targets. Each one makes what it needs first, so any may be the first command typed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format lint types imports test-all bench notebooks clean
+
+help:  ## List the targets.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+$(VENV)/core.stamp: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing vitral into $(VENV) (once; a few minutes)"
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/dev.stamp: $(VENV)/core.stamp
+	@echo "installing the tools and oracles of the tests into $(VENV) (once; a few minutes)"
+	@$(PIP) --editable ".[dev]"
+	@touch $@
+
+setup: $(VENV)/dev.stamp  ## Make .venv with everything that work on vitral needs.
+
+demo: $(VENV)/core.stamp  ## Walk an image through the equations; pictures go to demo/.
+	@$(BIN)/python docs/notebooks/vit_step_by_step.py
+
+test: $(VENV)/dev.stamp  ## Run the tests, but for the slow ones.
+	@$(BIN)/python -m pytest -n 2 -q -m "not slow"
+
+test-all: $(VENV)/dev.stamp
+	@$(BIN)/python -m pytest -n 2 -q
+
+check: lint types imports test-all  ## All that CI runs: format, lint, types, import directions, every test.
+
+format: $(VENV)/dev.stamp  ## Format the code, and bring the line numbers of docs/equations.md up to date.
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix --quiet .
+	@$(BIN)/python scripts/equation_lines.py --write
+
+lint: $(VENV)/dev.stamp
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+
+types: $(VENV)/dev.stamp
+	@$(BIN)/pyright
+
+imports: $(VENV)/dev.stamp
+	@$(BIN)/lint-imports
+
+bench: $(VENV)/dev.stamp  ## Measure speed beside timm and transformers; tables and JSON go to benchmarks/results/.
+	@$(BIN)/python benchmarks/forward.py
+
+notebooks: $(VENV)/dev.stamp  ## Turn docs/notebooks/*.py into executed .ipynb files beside them.
+	@$(BIN)/jupytext --to ipynb --execute docs/notebooks/*.py
+
+clean:  ## Remove .venv and everything that was made.
+	@rm -rf $(VENV) demo dist build .pytest_cache .ruff_cache .hypothesis

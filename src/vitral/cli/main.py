@@ -1,0 +1,109 @@
+"""`vitral VERB ...`: finds the verb, runs it, and turns what it raises into an exit code.
+
+0 done; 2 the user's mistake, in one line; 1 ours, with the traceback in a file; 130 after Ctrl-C.
+"""
+
+import contextlib
+import io
+import os
+import re
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+from vitral import __version__
+from vitral.errors import VitralError, unknown_name
+
+# Verb -> (module with a dataclass `Options` and a function `run(options)`, line of help).
+VERBS = {
+    "models": ("vitral.cli.models", "list the named models with their size and cost"),
+    "cost": ("vitral.cli.cost", "what a model costs: tokens, parameters, multiply-adds, memory"),
+}
+
+EXAMPLES = """\
+examples:
+  vitral models "vit_*_patch16_*"
+  vitral cost vit_base_patch16_224 --img-size 384"""
+
+
+def help_text() -> str:
+    """Return what `vitral --help` prints."""
+    width = max(map(len, VERBS))
+    verbs = "\n".join(f"  {verb:<{width}}  {line}" for verb, (_, line) in VERBS.items())
+    return (
+        f"vitral {__version__}: Vision Transformers that read like the paper\n\n"
+        f"usage: vitral VERB ...      vitral VERB --help      vitral --version\n\nverbs:\n{verbs}\n\n{EXAMPLES}"
+    )
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    args = sys.argv[1:] if args is None else list(args)
+    try:
+        return _run(args)
+    except VitralError as error:
+        print(f"vitral: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader of a pipe, such as `head`, has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("vitral: stopped.", file=sys.stderr)
+        return 130
+    except Exception:
+        with tempfile.NamedTemporaryFile("w", prefix="vitral-", suffix=".txt", delete=False) as file:
+            file.write(
+                f"vitral {__version__}, {sys.version}\nvitral {' '.join(args)}\n\n{traceback.format_exc()}"
+            )
+        print(f"vitral: an error of ours, not yours; the details are in {file.name}.", file=sys.stderr)
+        return 1
+
+
+def _run(args: list[str]) -> int:
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(help_text())
+        return 0
+    if args[0] in ("--version", "-V"):
+        print(f"vitral {__version__}")
+        return 0
+    verb, *rest = args
+    if verb not in VERBS:
+        raise unknown_name("verb", verb, VERBS, list_with="vitral --help")
+    module = import_module(VERBS[verb][0])
+    options = parse(module.Options, rest, prog=f"vitral {verb}")
+    if isinstance(options, int):
+        return options
+    module.run(options)
+    return 0
+
+
+def parse(options: Callable[..., Any], args: list[str], prog: str) -> Any:
+    """Read the flags of a verb from its dataclass; return an exit code instead when there is nothing to run."""
+    import tyro
+
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(options, args=args, prog=prog, config=(tyro.conf.FlagCreatePairsOff,))
+    except SystemExit as stop:
+        if stop.code:
+            print(f"vitral: {_one_line(said.getvalue(), prog)}", file=sys.stderr)
+        return int(stop.code or 0)
+
+
+def _one_line(boxed: str, prog: str) -> str:
+    """Turn tyro's box of several lines into one: what is wrong, what was near it, where the help is."""
+    lines = [re.sub(r"[╭╮╰╯│─]+", "", line).strip() for line in boxed.splitlines()]
+    lines = [line for line in lines[1:] if line]  # the first is the box's title
+    end = next(
+        (
+            i
+            for i, line in enumerate(lines)
+            if line.startswith(("Got errors", "Argument help", "For full help"))
+        ),
+        None,
+    )
+    return f"{' '.join(lines[:end]).rstrip('.')}. Run {prog} --help for all options."

@@ -1,0 +1,38 @@
+"""What every verb prints alike: JSON documents, tables, and numbers that people can read."""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+
+def print_json(document: Any) -> None:
+    """Print one JSON document on stdout."""
+    print(json.dumps(document, indent=2))
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
+    """Print a table; every column but the first is right-aligned. In a pipe the lines are not cut to a width."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    table = Table(
+        title=title, box=box.SIMPLE_HEAD, title_justify="left", caption=note, caption_justify="left"
+    )
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def human(number: float, unit: str = "") -> str:
+    """Write a number with three digits and a prefix: 86.6 M, 1.25 G."""
+    for prefix in ("", "k", "M", "G", "T"):
+        if abs(number) < 999.5 or prefix == "T":
+            break
+        number /= 1000
+    digits = f"{number:.3g}" if abs(number) < 100 else f"{number:.0f}"
+    return f"{digits} {prefix}{unit}".rstrip()

@@ -1,0 +1,327 @@
+"""Every option of a model and of its preprocessing, with its one default.
+
+Frozen dataclasses that check themselves when made and travel as plain dictionaries. Knows neither torch nor files.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
+
+from vitral.errors import ConfigError, VitralError, unknown_name
+
+PositionKind = Literal["learned", "sincos1d", "sincos2d", "none"]
+PositionResizeMode = Literal["bilinear", "bicubic", "bilinear_corners", "bicubic_corners"]
+StemKind = Literal["linear", "conv"]
+BlockKind = Literal["pre", "post"]
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "swiglu"]
+Pooling = Literal["cls", "mean", "max", "map", "cls_mean"]
+HeadKind = Literal["linear", "mlp", "mlp_tanh"]
+Interpolation = Literal["bilinear", "bicubic"]
+CropMode = Literal["center", "squash"]
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+# What timm calls things, for the error that a timm user would otherwise puzzle over.
+_TIMM_WORDS = {"token": "cls", "avg": "mean", "learn": "learned"}
+
+
+def pair(value: int | Sequence[int], name: str = "size") -> tuple[int, int]:
+    """Return `(height, width)` of a size given as one number or two."""
+    both = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, Sequence) else ()
+    if len(both) != 2 or any(not _is_whole(v) or v < 1 for v in both):
+        raise ConfigError(
+            f"{name} must be a positive whole number or two of them (height, width), got {value!r}."
+        )
+    return both
+
+
+def check_divides(
+    side: int, patch: int, name: str, error: type[VitralError] = ConfigError, remedy: str = ""
+) -> None:
+    """Raise unless `patch` divides `side`, naming the two nearest sides that it does divide."""
+    if side % patch:
+        low = side // patch * patch
+        near = f"the nearest are {low} and {low + patch}" if low else f"the nearest is {patch}"
+        raise error(f"{name} must be a multiple of patch_size ({patch}), got {side}; {near}{remedy}.")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+class Options:
+    """What every group of options can do: check its choices, and go to and from a plain dictionary."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the options as a dictionary of plain values that JSON can hold."""
+        return asdict(self)  # type: ignore[call-overload]
+
+    @classmethod
+    def from_dict(cls, options: Mapping[str, Any]) -> Self:
+        """Build from a dictionary; an unknown key is an error that names the nearest valid one."""
+        types = get_type_hints(cls)
+        for key in options:
+            if key not in types:
+                raise unknown_name("option", key, types)
+        return cls(**{key: _plain_to_option(types[key], value) for key, value in options.items()})
+
+    def _check_choices(self) -> None:
+        """Raise unless every field of a `Literal` type holds one of its values."""
+        for name, kind in get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            if get_origin(kind) is Literal and value not in get_args(kind):
+                hint = f"; timm's {value!r} is {_TIMM_WORDS[value]!r} here" if value in _TIMM_WORDS else ""
+                raise ConfigError(f"{name} must be one of {', '.join(get_args(kind))}, got {value!r}{hint}.")
+
+    def _check_numbers(
+        self, names: Sequence[str], low: float, high: float = math.inf, whole: bool = False
+    ) -> None:
+        """Raise unless each named field is a number from `low` to `high`, `high` itself excluded."""
+        for name in names:
+            value = getattr(self, name)
+            right = (
+                _is_whole(value) if whole else isinstance(value, int | float) and not isinstance(value, bool)
+            )
+            if not right or not low <= value < high:
+                kind = "a whole number" if whole else "a number"
+                limit = f"of at least {low:g}" if high == math.inf else f"from {low:g} to below {high:g}"
+                raise ConfigError(f"{name} must be {kind} {limit}, got {value!r}.")
+
+    def _set_pair(self, name: str) -> None:
+        """Replace a size given as one number by `(height, width)`."""
+        object.__setattr__(self, name, pair(getattr(self, name), name))
+
+
+def _plain_to_option(kind: Any, value: Any) -> Any:
+    """Turn what JSON gives back (lists, dictionaries) into what the field holds."""
+    if isinstance(value, Mapping) and isinstance(kind, type) and issubclass(kind, Options):
+        return kind.from_dict(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionResize(Options):
+    """How a learned position table reaches another grid. Reference implementations differ, so all of it is explicit."""
+
+    mode: PositionResizeMode = "bicubic"
+    """Interpolation; `_corners` keeps the corner positions fixed (align_corners)."""
+    antialias: bool = True
+    """Low-pass filter when the grid shrinks."""
+    offset: float = 0.0
+    """Added to the new side before the scale is computed: 0.1 in DINO and in DINOv2 without registers."""
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_numbers(["offset"], 0, 1)
+        if self.mode.endswith("_corners") and (self.antialias or self.offset):
+            raise ConfigError(
+                f"position resize mode {self.mode} takes neither antialias nor offset, "
+                f"got antialias={self.antialias}, offset={self.offset}; use {self.mode.removesuffix('_corners')}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preprocess(Options):
+    """What is done to an image before the model sees it. Saved with the weights, because a wrong mean costs accuracy."""
+
+    img_size: int | tuple[int, int] = 224
+    """Height and width the model is fed."""
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    """Subtracted per channel, from pixels in 0..1."""
+    std: tuple[float, ...] = IMAGENET_STD
+    """Divided by, per channel."""
+    interpolation: Interpolation = "bicubic"
+    """Filter of the resize."""
+    crop_mode: CropMode = "center"
+    """`center` keeps the aspect ratio and cuts the middle out, `squash` resizes both sides to the target."""
+    crop_pct: float = 0.9
+    """With `center`: the side of the crop as a share of the resized short side."""
+
+    def __post_init__(self) -> None:
+        self._set_pair("img_size")
+        self._check_choices()
+        if not 0 < self.crop_pct <= 1:
+            raise ConfigError(f"crop_pct must be above 0 and at most 1, got {self.crop_pct!r}.")
+        if len(self.mean) != len(self.std) or not self.mean:
+            raise ConfigError(
+                f"mean and std need one number per channel each, got {len(self.mean)} and {len(self.std)}."
+            )
+        if any(s <= 0 for s in self.std):
+            raise ConfigError(f"std must be above 0 in every channel, got {self.std!r}.")
+
+    def for_channels(self, in_chans: int) -> "Preprocess":
+        """Return the same preprocessing for another number of channels: averaged for one, repeated for more."""
+        if in_chans == len(self.mean):
+            return self
+        options = self.to_dict()
+        for name in ("mean", "std"):
+            values = options[name]
+            options[name] = (
+                (round(sum(values) / len(values), 6),)
+                if in_chans == 1
+                else tuple(values[i % len(values)] for i in range(in_chans))
+            )
+        return Preprocess(**options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViTConfig(Options):
+    """A Vision Transformer, complete: `VisionTransformer(config)` needs nothing else. Words are timm's."""
+
+    img_size: int | tuple[int, int] = 224
+    """Height and width the position table is made for: a default, not a limit."""
+    patch_size: int | tuple[int, int] = 16
+    """P, or P_h and P_w."""
+    in_chans: int = 3
+    """C, channels of the image."""
+    num_classes: int = 1000
+    """Outputs of the head; 0 leaves the head out."""
+    embed_dim: int = 768
+    """D, width of every token."""
+    depth: int = 12
+    """L, number of blocks."""
+    num_heads: int = 12
+    """h, attention heads; must divide D."""
+    mlp_ratio: float = 4.0
+    """Width of the MLP's first layer as a multiple of D (a SwiGLU splits that layer in two halves)."""
+    stem: StemKind = "linear"
+    """Pixels to tokens: `linear` projection of each patch, or a light `conv` stem for small images."""
+    patch_bias: bool = True
+    """Bias in the patch projection."""
+    class_token: bool = True
+    """Prepend a learned [CLS] token."""
+    reg_tokens: int = 0
+    """Register tokens, which get no position."""
+    positions: PositionKind = "learned"
+    """Where a patch is: a learned table, a fixed sinusoid over the sequence or over rows and columns, or nothing."""
+    pos_prefix: bool = True
+    """Give [CLS] a position of its own (add after prepending) or none (add, then prepend)."""
+    pos_resize: PositionResize = PositionResize()
+    """How a learned table reaches another grid."""
+    pre_norm: bool = False
+    """LayerNorm on the tokens before the first block (CLIP)."""
+    block: BlockKind = "pre"
+    """LayerNorm before each sub-layer (ViT) or after each residual sum (the first Transformer)."""
+    qkv_bias: bool = True
+    """Bias in the query, key and value projections."""
+    act: Activation = "gelu"
+    """Activation of the MLP."""
+    init_values: float | None = None
+    """LayerScale's starting value; None for no LayerScale."""
+    norm_eps: float = 1e-6
+    """Epsilon of every LayerNorm."""
+    global_pool: Pooling = "cls"
+    """What the head reads: [CLS], the mean or max of the patches, attention pooling (map), or [CLS] and mean together."""
+    norm_after_pool: bool = False
+    """Final LayerNorm on the pooled vector instead of on every token."""
+    head: HeadKind = "linear"
+    """One linear layer, or two with GELU or tanh between them."""
+    drop_rate: float = 0.0
+    """Dropout before the head."""
+    pos_drop_rate: float = 0.0
+    """Dropout on the tokens after the positions are added."""
+    proj_drop_rate: float = 0.0
+    """Dropout after the attention projection and in the MLP."""
+    attn_drop_rate: float = 0.0
+    """Dropout on the attention weights."""
+    drop_path_rate: float = 0.0
+    """Stochastic depth of the last block; earlier blocks rise to it linearly from 0."""
+
+    def __post_init__(self) -> None:
+        self._set_pair("img_size")
+        self._set_pair("patch_size")
+        self._check_choices()
+        self._check_numbers(["in_chans", "embed_dim", "depth", "num_heads"], 1, whole=True)
+        self._check_numbers(["num_classes", "reg_tokens"], 0, whole=True)
+        self._check_numbers([f.name for f in fields(self) if f.name.endswith("_rate")], 0, 1)
+        self._check_numbers(["mlp_ratio", "norm_eps"], 0)
+        self._check_parts()
+
+    def _check_parts(self) -> None:
+        """Raise for combinations of options that cannot be built."""
+        D, h = self.embed_dim, self.num_heads
+        if D % h:
+            near = [n for n in range(1, D + 1) if D % n == 0]
+            near = sorted(sorted(near, key=lambda n: abs(n - h))[:2])
+            raise ConfigError(
+                f"num_heads must divide embed_dim ({D}), got {h}; the nearest that do are {near[0]} and {near[1]}."
+                if len(near) > 1
+                else f"num_heads must divide embed_dim ({D}), got {h}; only 1 does."
+            )
+        (height, width), (P_h, P_w) = self.image, self.patch
+        check_divides(height, P_h, "img_size")
+        check_divides(width, P_w, "img_size")
+        if self.global_pool in ("cls", "cls_mean") and not self.class_token:
+            raise ConfigError(
+                f"global_pool {self.global_pool} reads the [CLS] token, but class_token is off; "
+                f"use mean, max or map, or turn class_token on."
+            )
+        divisor = {"sincos1d": 2, "sincos2d": 4}.get(self.positions, 1)
+        if D % divisor:
+            raise ConfigError(
+                f"positions {self.positions} need embed_dim to be a multiple of {divisor}, got {D}."
+            )
+        if self.act == "swiglu" and self.mlp_width % 2:
+            raise ConfigError(
+                f"swiglu halves the MLP's first layer, so embed_dim * mlp_ratio must be even, got {self.mlp_width}."
+            )
+        if self.mlp_width < 1:
+            raise ConfigError(f"embed_dim * mlp_ratio must be at least 1, got {self.mlp_ratio!r} * {D}.")
+        if self.stem == "conv" and (P_h & (P_h - 1) or P_w & (P_w - 1)):
+            raise ConfigError(
+                f"a conv stem halves the image step by step, so patch_size must be a power of 2, got {P_h}x{P_w}."
+            )
+
+    @property
+    def image(self) -> tuple[int, int]:
+        """Height and width of the default image."""
+        return pair(self.img_size)
+
+    @property
+    def patch(self) -> tuple[int, int]:
+        """P_h and P_w."""
+        return pair(self.patch_size)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches of the default image."""
+        return self.image[0] // self.patch[0], self.image[1] // self.patch[1]
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Tokens that stand before the patches: [CLS] and the registers."""
+        return int(self.class_token) + self.reg_tokens
+
+    @property
+    def pos_rows(self) -> int:
+        """Rows of the position table that belong to prefix tokens."""
+        return int(self.class_token and self.pos_prefix)
+
+    @property
+    def mlp_width(self) -> int:
+        """Outputs of the MLP's first layer."""
+        return int(self.embed_dim * self.mlp_ratio)
+
+    @property
+    def mlp_hidden(self) -> int:
+        """Inputs of the MLP's second layer."""
+        return self.mlp_width // 2 if self.act == "swiglu" else self.mlp_width
+
+    @property
+    def pooled_dim(self) -> int:
+        """Width of what the head receives."""
+        return self.embed_dim * (2 if self.global_pool == "cls_mean" else 1)
+
+    @property
+    def stem_layers(self) -> list[tuple[int, int, tuple[int, int]]]:
+        """The conv stem's 3x3 convolutions as (channels in, channels out, stride), the first to the last.
+
+        Each halves the image until the patch grid is reached; there are at least two, so that a token sees its
+        neighbours, and the width doubles towards D.
+        """
+        halvings = [int(math.log2(side)) for side in self.patch]
+        count = max(2, *halvings)
+        widths = [max(8, self.embed_dim >> (count - 1 - i)) for i in range(count - 1)] + [self.embed_dim]
+        strides = [(1 + (i >= count - halvings[0]), 1 + (i >= count - halvings[1])) for i in range(count)]
+        return list(zip([self.in_chans, *widths], widths, strides, strict=False))

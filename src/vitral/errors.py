@@ -1,0 +1,44 @@
+"""Every error that is the user's to mend.
+
+    VitralError
+    ├── ConfigError        an option, or a combination of options, that cannot be
+    ├── UnknownNameError   a name that is in no table of ours
+    └── InputError         an image or tensor the model cannot take
+
+A message says what is wrong, what was received and how to mend it, in one sentence that the command line and the
+server show unchanged. Our own mistakes are assertions, not members of this tree.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class VitralError(Exception):
+    """Root of the tree: catch this to catch all of them."""
+
+
+class ConfigError(VitralError, ValueError):
+    """An option, or a combination of options, that cannot be."""
+
+
+class UnknownNameError(VitralError, LookupError):
+    """A name that is in no table of ours; the message offers the nearest ones."""
+
+
+class InputError(VitralError, ValueError):
+    """An image or tensor the model cannot take."""
+
+
+def unknown_name(what: str, name: object, known: Iterable[str], list_with: str = "") -> UnknownNameError:
+    """Return the error for `name`, with the nearest known names, or all of them when they are few."""
+    known = sorted(known)
+    near = get_close_matches(str(name), known, n=3, cutoff=0.5)
+    if near:
+        remedy = f"did you mean {' or '.join(near)}?"
+    elif len(known) <= 12:
+        remedy = f"known: {', '.join(known)}."
+    else:
+        remedy = "nothing known comes near it."
+    if list_with:
+        remedy += f" {list_with} lists all."
+    return UnknownNameError(f"unknown {what} {name!r}; {remedy}")

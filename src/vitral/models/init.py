@@ -1,0 +1,42 @@
+"""Starting weights: timm's defaults, from a seed."""
+
+import math
+
+import torch
+from torch import nn
+
+from vitral.nn.pooling import AttentionPool
+from vitral.nn.regularize import LayerScale
+
+
+def init_weights(model: nn.Module, seed: int | None = None, zero_head: bool = False) -> None:
+    """Fill every parameter of a ViT anew, from `seed` or else from torch's own generator.
+
+    Linear layers and the position table: truncated normal of 0.02, biases 0. Convolutions: torch's default. Tokens: normal
+    of 1e-6. `zero_head` starts the classifier at 0, which fine-tuning likes: the first outputs are then even.
+    """
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.trunc_normal_(module.weight, std=0.02, generator=generator)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Conv2d):
+            nn.init.kaiming_uniform_(module.weight, a=math.sqrt(5), generator=generator)
+            if module.bias is not None:
+                bound = module.weight[0].numel() ** -0.5
+                nn.init.uniform_(module.bias, -bound, bound, generator=generator)
+        elif isinstance(module, nn.LayerNorm):
+            nn.init.ones_(module.weight)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, LayerScale):
+            nn.init.constant_(module.gamma, module.init_value)
+        elif isinstance(module, AttentionPool):
+            nn.init.trunc_normal_(module.latent, std=module.latent.shape[-1] ** -0.5, generator=generator)
+    for name, std in (("cls_token", 1e-6), ("reg_token", 1e-6), ("pos_embed", 0.02)):
+        if (parameter := getattr(model, name, None)) is not None:
+            nn.init.trunc_normal_(parameter, std=std, generator=generator)
+    if zero_head:
+        last = [module for module in model.head.modules() if isinstance(module, nn.Linear)]  # type: ignore[union-attr]
+        for layer in last[-1:]:
+            nn.init.zeros_(layer.weight)

@@ -1,0 +1,65 @@
+"""From a `ViTConfig` to the parts of a ViT: the only place where an option's word leads to code."""
+
+from torch import nn
+
+from vitral.config import ViTConfig
+from vitral.nn.attention import Attention
+from vitral.nn.blocks import PostNormBlock, PreNormBlock
+from vitral.nn.mlp import MLP
+from vitral.nn.patches import ConvStem, PatchEmbed
+from vitral.nn.pooling import AttentionPool, ClsMeanPool, ClsPool, MaxPool, MeanPool
+from vitral.nn.positions import LearnedPositions, NoPositions, SinusoidalPositions
+from vitral.nn.regularize import stochastic_depth_rates
+
+BLOCKS = {"pre": PreNormBlock, "post": PostNormBlock}
+
+STEMS = {
+    "linear": lambda c: PatchEmbed(c.in_chans, c.embed_dim, c.patch, c.patch_bias),
+    "conv": lambda c: ConvStem(c.stem_layers, c.patch_bias, c.norm_eps),
+}
+
+POSITIONS = {
+    "none": lambda c: NoPositions(),
+    "sincos1d": lambda c: SinusoidalPositions(c.embed_dim, c.prefix_tokens, c.pos_rows, two_d=False),
+    "sincos2d": lambda c: SinusoidalPositions(c.embed_dim, c.prefix_tokens, c.pos_rows, two_d=True),
+    "learned": lambda c: LearnedPositions(c.grid, c.prefix_tokens, c.pos_rows, c.pos_resize),
+}
+
+POOLS = {
+    "cls": lambda c: ClsPool(),
+    "mean": lambda c: MeanPool(c.prefix_tokens),
+    "max": lambda c: MaxPool(c.prefix_tokens),
+    "cls_mean": lambda c: ClsMeanPool(c.prefix_tokens),
+    "map": lambda c: AttentionPool(c.embed_dim, c.num_heads, make_mlp(c), c.prefix_tokens, c.norm_eps),
+}
+
+HEADS = {
+    "linear": lambda c: nn.Linear(c.pooled_dim, c.num_classes),
+    "mlp": lambda c: MLP(c.pooled_dim, c.pooled_dim, c.pooled_dim, c.num_classes, "gelu", drop=0.0),
+    "mlp_tanh": lambda c: MLP(c.pooled_dim, c.pooled_dim, c.pooled_dim, c.num_classes, "tanh", drop=0.0),
+}
+
+
+def make_mlp(c: ViTConfig) -> MLP:
+    """The MLP of a block, and of attention pooling."""
+    return MLP(c.embed_dim, c.mlp_width, c.mlp_hidden, c.embed_dim, c.act, c.proj_drop_rate)
+
+
+def make_blocks(c: ViTConfig) -> nn.ModuleList:
+    """The L encoder blocks, with stochastic depth rising from the first to the last."""
+    return nn.ModuleList(
+        BLOCKS[c.block](
+            c.embed_dim,
+            Attention(c.embed_dim, c.num_heads, c.qkv_bias, c.attn_drop_rate, c.proj_drop_rate),
+            make_mlp(c),
+            c.norm_eps,
+            c.init_values,
+            rate,
+        )
+        for rate in stochastic_depth_rates(c.drop_path_rate, c.depth)
+    )
+
+
+def make_norm(c: ViTConfig, dim: int, wanted: bool) -> nn.Module:
+    """A LayerNorm, or nothing in its place."""
+    return nn.LayerNorm(dim, eps=c.norm_eps) if wanted else nn.Identity()

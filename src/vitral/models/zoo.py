@@ -1,0 +1,292 @@
+"""Every named model: one table of sizes, one of families, one of names. Names are timm's where timm has one.
+
+A family is the settings that its published weights were trained with; they cost accuracy when they are wrong.
+Reading the tables does not import torch.
+"""
+
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from vitral.config import PositionResize, Preprocess, ViTConfig
+from vitral.errors import unknown_name
+
+if TYPE_CHECKING:
+    from vitral.models.vit import VisionTransformer
+
+# name: (D, L, h, MLP ratio)
+SIZES: dict[str, tuple[int, int, int, float]] = {
+    "nano": (64, 4, 4, 2),
+    "micro": (128, 6, 4, 2),
+    "lite": (256, 7, 4, 2),
+    "tiny": (192, 12, 3, 4),
+    "small": (384, 12, 6, 4),
+    "medium": (512, 12, 8, 4),
+    "base": (768, 12, 12, 4),
+    "large": (1024, 24, 16, 4),
+    "so400m": (1152, 27, 16, 3.7362),
+    "huge": (1280, 32, 16, 4),
+    "giant": (1408, 40, 16, 48 / 11),
+    "gigantic": (1664, 48, 16, 64 / 13),
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """Settings that models of one origin share, as options of `ViTConfig` and of `Preprocess`."""
+
+    about: str
+    model: dict[str, Any] = field(default_factory=dict)
+    preprocess: dict[str, Any] = field(default_factory=dict)
+
+
+_HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+_CLIP = {
+    "mean": (0.48145466, 0.4578275, 0.40821073),
+    "std": (0.26862954, 0.26130258, 0.27577711),
+    "crop_pct": 1.0,
+}
+_BICUBIC = PositionResize(antialias=False)
+_BICUBIC_SHIFTED = PositionResize(antialias=False, offset=0.1)
+_DINOV2 = {"init_values": 1e-5, "num_classes": 0}
+
+FAMILIES: dict[str, Family] = {
+    "augreg": Family("ViT as timm runs the AugReg weights", {}, _HALF),
+    "deit": Family("DeiT", {"pos_resize": _BICUBIC}, {"crop_pct": 0.875}),
+    "deit3": Family(
+        "DeiT III: LayerScale, no position for [CLS]",
+        {"pos_prefix": False, "init_values": 1e-6, "pos_resize": _BICUBIC},
+        {"crop_pct": 0.875},
+    ),
+    "dino": Family("DINO backbone", {"num_classes": 0, "pos_resize": _BICUBIC_SHIFTED}, {"crop_pct": 0.875}),
+    "dinov2": Family("DINOv2 backbone", {**_DINOV2, "pos_resize": _BICUBIC_SHIFTED}, {"crop_pct": 0.875}),
+    "dinov2_reg": Family(
+        "DINOv2 backbone with four registers",
+        {**_DINOV2, "reg_tokens": 4, "pos_prefix": False},
+        {"crop_pct": 0.875},
+    ),
+    "mae": Family("MAE encoder", {"num_classes": 0, "pos_resize": _BICUBIC}, {"crop_pct": 0.875}),
+    "clip": Family(
+        "CLIP image tower, exact GELU (most open_clip weights)",
+        {"pre_norm": True, "patch_bias": False, "norm_eps": 1e-5},
+        _CLIP,
+    ),
+    "clip_quickgelu": Family(
+        "CLIP image tower, QuickGELU (OpenAI's weights)",
+        {"pre_norm": True, "patch_bias": False, "norm_eps": 1e-5, "act": "quick_gelu"},
+        _CLIP,
+    ),
+    "siglip": Family(
+        "SigLIP image tower: no [CLS], attention pooling, tanh GELU",
+        {
+            "class_token": False,
+            "global_pool": "map",
+            "num_classes": 0,
+            "act": "gelu_tanh",
+            "pos_resize": PositionResize(mode="bilinear_corners", antialias=False),
+        },
+        {**_HALF, "crop_mode": "squash"},
+    ),
+    "small": Family(
+        "for small images, trained from scratch", {"num_classes": 10}, {**_HALF, "crop_mode": "squash"}
+    ),
+}
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What a name stands for."""
+
+    name: str
+    family: str
+    config: ViTConfig
+    preprocess: Preprocess
+
+
+# (name with places for size, patch and image side; family; rows of size, patch, image side and further options)
+_Row = tuple[str, int, int] | tuple[str, int, int, dict[str, Any]]
+_NAMES: list[tuple[str, str, list[_Row]]] = [
+    (
+        "vit_{}_patch{}_{}",
+        "augreg",
+        [
+            *[("tiny", 16, 224), ("tiny", 16, 384)],
+            *[
+                ("small", 8, 224),
+                ("small", 16, 224),
+                ("small", 16, 384),
+                ("small", 32, 224),
+                ("small", 32, 384),
+            ],
+            *[("base", 8, 224), ("base", 16, 224), ("base", 16, 384), ("base", 32, 224), ("base", 32, 384)],
+            *[
+                ("large", 14, 224),
+                ("large", 16, 224),
+                ("large", 16, 384),
+                ("large", 32, 224),
+                ("large", 32, 384),
+            ],
+            *[("huge", 14, 224), ("giant", 14, 224), ("gigantic", 14, 224)],
+        ],
+    ),
+    (
+        "vit_{}_patch{}_{}.augreg_in21k",
+        "augreg",
+        [
+            (size, patch, 224, {"num_classes": 21843})
+            for size, patch in [
+                *[
+                    ("tiny", 16),
+                    ("small", 32),
+                    ("small", 16),
+                    ("base", 32),
+                    ("base", 16),
+                    ("base", 8),
+                    ("large", 16),
+                ]
+            ]
+        ],
+    ),
+    ("deit_{}_patch{}_{}", "deit", [(s, 16, 224) for s in ("tiny", "small", "base")] + [("base", 16, 384)]),
+    (
+        "deit3_{}_patch{}_{}",
+        "deit3",
+        [
+            *[
+                ("small", 16, 224),
+                ("small", 16, 384),
+                ("medium", 16, 224),
+                ("base", 16, 224),
+                ("base", 16, 384),
+            ],
+            *[("large", 16, 224), ("large", 16, 384), ("huge", 14, 224)],
+        ],
+    ),
+    ("vit_{}_patch{}_{}.dino", "dino", [(s, p, 224) for s in ("small", "base") for p in (16, 8)]),
+    ("vit_{}_patch{}_{}.mae", "mae", [("base", 16, 224), ("large", 16, 224), ("huge", 14, 224)]),
+    *[
+        (
+            name,
+            family,
+            [
+                *[("small", 14, 518), ("base", 14, 518), ("large", 14, 518)],
+                (
+                    "giant",
+                    14,
+                    518,
+                    {"embed_dim": 1536, "num_heads": 24, "mlp_ratio": 16 / 3, "act": "swiglu"},
+                ),
+            ],
+        )
+        for name, family in (
+            ("vit_{}_patch{}_dinov2", "dinov2"),
+            ("vit_{}_patch{}_reg4_dinov2", "dinov2_reg"),
+        )
+    ],
+    *[
+        (
+            name,
+            family,
+            [
+                *[("base", 32, 224, {"num_classes": 512}), ("base", 16, 224, {"num_classes": 512})],
+                *[("large", 14, 224, {"num_classes": 768}), ("large", 14, 336, {"num_classes": 768})],
+                ("huge", 14, 224, {"num_classes": 1024}),
+            ],
+        )
+        for name, family in (
+            ("vit_{}_patch{}_clip_{}", "clip"),
+            ("vit_{}_patch{}_clip_quickgelu_{}", "clip_quickgelu"),
+        )
+    ],
+    (
+        "vit_{}_patch{}_siglip_{}",
+        "siglip",
+        [
+            *[("base", 16, 224), ("base", 16, 256), ("base", 16, 384), ("base", 16, 512)],
+            *[("large", 16, 256), ("large", 16, 384), ("so400m", 14, 224), ("so400m", 14, 378)],
+        ],
+    ),
+    *[
+        (
+            name,
+            "small",
+            [
+                ("nano", 2, 8, {"in_chans": 1, "stem": stem}),
+                ("micro", 4, 28, {"in_chans": 1, "stem": stem}),
+                ("lite", 4, 32, {"stem": stem}),
+            ],
+        )
+        for name, stem in (("vit_{}_patch{}_{}", "linear"), ("vit_{}_conv_patch{}_{}", "conv"))
+    ],
+]
+
+
+def _read_names() -> dict[str, ModelSpec]:
+    """Write the table out, one entry per name."""
+    specs = {}
+    for pattern, family, rows in _NAMES:
+        for size, patch, side, *options in rows:
+            name = pattern.format(size, patch, side)
+            assert name not in specs, name
+            specs[name] = _spec(name, family, size, patch, side, *options)
+    return dict(sorted(specs.items()))
+
+
+def _spec(
+    name: str, family: str, size: str, patch: int, side: int, options: dict[str, Any] | None = None
+) -> ModelSpec:
+    D, L, h, ratio = SIZES[size]
+    shape = {
+        "embed_dim": D,
+        "depth": L,
+        "num_heads": h,
+        "mlp_ratio": ratio,
+        "patch_size": patch,
+        "img_size": side,
+    }
+    config = ViTConfig(**(shape | FAMILIES[family].model | (options or {})))
+    # Fine-tuned sizes are evaluated on the whole image, as their authors did.
+    whole = {"crop_pct": 1.0} if side >= 336 and family not in ("dinov2", "dinov2_reg") else {}
+    preprocess = Preprocess(**({"img_size": side} | FAMILIES[family].preprocess | whole))
+    return ModelSpec(name, family, config, preprocess.for_channels(config.in_chans))
+
+
+MODELS: dict[str, ModelSpec] = _read_names()
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Return the names that match a shell pattern: `list_models("vit_*_patch16_*")`."""
+    return [name for name in MODELS if fnmatchcase(name, pattern)]
+
+
+def model_spec(name: str, **options: Any) -> ModelSpec:
+    """Return what a name stands for, with options of `ViTConfig` put over it. Builds nothing."""
+    if name not in MODELS:
+        raise unknown_name("model", name, MODELS, list_with="vitral models")
+    spec = MODELS[name]
+    config = ViTConfig.from_dict({f: getattr(spec.config, f) for f in spec.config.to_dict()} | options)
+    preprocess = replace(spec.preprocess, img_size=config.image).for_channels(config.in_chans)
+    return replace(spec, config=config, preprocess=preprocess)
+
+
+def create_model(
+    name: str, *, seed: int | None = None, zero_head: bool = False, **options: Any
+) -> "VisionTransformer":
+    """Build a named model with fresh weights; `options` are fields of `ViTConfig`, in timm's words.
+
+    `create_model("vit_small_patch16_224", num_classes=10, img_size=96, in_chans=1, seed=0)`. Weights come from `seed`, or
+    from torch's own generator without one; `zero_head` starts the classifier at 0.
+    """
+    import torch
+
+    from vitral.models.init import init_weights
+    from vitral.models.vit import VisionTransformer
+
+    spec = model_spec(name, **options)
+    device = torch.get_default_device()
+    with torch.device("meta"):  # weights are drawn once, below
+        model = VisionTransformer(spec.config)
+    model.to_empty(device=device)
+    init_weights(model, seed, zero_head)
+    model.preprocess = spec.preprocess
+    return model

@@ -1,0 +1,1 @@
+"""The mathematics in small parts. Knows no configuration and no model."""

@@ -1,0 +1,123 @@
+"""Images to tokens: splitting into patches, and the projection E.
+
+B batch, C channels, H x W pixels, P_h x P_w patch, G_h x G_w grid, N = G_h G_w patches, D width.
+Knows nothing of positions or of prefix tokens.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitral.config import check_divides, pair
+from vitral.errors import InputError
+
+
+def patchify(x: Tensor, patch_size: int | tuple[int, int]) -> Tensor:
+    """(B, C, H, W) -> x_p (B, N, P_h P_w C): patches row by row, each one's pixels row by row, channels last."""
+    P_h, P_w = pair(patch_size, "patch_size")
+    B, C, H, W = x.shape
+    check_divisible((H, W), (P_h, P_w))
+    x = x.reshape(B, C, H // P_h, P_h, W // P_w, P_w)
+    return x.permute(0, 2, 4, 3, 5, 1).reshape(B, -1, P_h * P_w * C)  # B G_h G_w P_h P_w C
+
+
+def unpatchify(x_p: Tensor, patch_size: int | tuple[int, int], grid: tuple[int, int]) -> Tensor:
+    """x_p (B, N, P_h P_w C) -> (B, C, H, W), the inverse of `patchify`."""
+    P_h, P_w = pair(patch_size, "patch_size")
+    G_h, G_w = grid
+    B, N, length = x_p.shape
+    if N != G_h * G_w or length % (P_h * P_w):
+        raise InputError(
+            f"patches of shape {tuple(x_p.shape)} do not fill a {G_h}x{G_w} grid of {P_h}x{P_w} patches: "
+            f"expected (B, {G_h * G_w}, a multiple of {P_h * P_w})."
+        )
+    x = x_p.reshape(B, G_h, G_w, P_h, P_w, -1).permute(0, 5, 1, 3, 2, 4)  # B C G_h P_h G_w P_w
+    return x.reshape(B, -1, G_h * P_h, G_w * P_w)
+
+
+def check_divisible(size: tuple[int, int], patch: tuple[int, int]) -> None:
+    """Raise unless the patch divides the image, naming the two nearest sizes that fit."""
+    remedy = "; resize the image, or pass pad=True to pad it"
+    check_divides(size[0], patch[0], "image height", InputError, remedy)
+    check_divides(size[1], patch[1], "image width", InputError, remedy)
+
+
+def check_images(x: Tensor, in_chans: int) -> None:
+    """Raise unless `x` is a finite floating-point batch (B, in_chans, H, W)."""
+    if not isinstance(x, Tensor):
+        raise InputError(f"images must be a torch tensor (B, C, H, W), got {type(x).__name__}.")
+    shape = tuple(x.shape)
+    if x.ndim != 4:
+        remedy = "add a batch axis with x[None]" if x.ndim == 3 else "give a batch of images"
+        raise InputError(f"images must have 4 axes (B, C, H, W), got {x.ndim} in shape {shape}; {remedy}.")
+    if shape[1] != in_chans:
+        remedy = (
+            "move the channels first with x.permute(0, 3, 1, 2)"
+            if shape[3] == in_chans
+            else f"pass in_chans={shape[1]} when the model is made"
+        )
+        raise InputError(f"images must have {in_chans} channels, got {shape[1]} in shape {shape}; {remedy}.")
+    if 0 in shape:
+        raise InputError(f"images must not be empty, got shape {shape}.")
+    if not x.is_floating_point():
+        raise InputError(
+            f"images must be floating point, got {x.dtype}; scale with x.float() / 255, then normalise."
+        )
+    # On other devices, and while tracing, reading a value back would cost more than it saves.
+    if x.device.type == "cpu" and not torch.compiler.is_compiling():
+        # A sum passes NaN and Inf on in one quick pass; only when it is not finite is every pixel looked at.
+        if not x.detach().sum().isfinite() and not (finite := x.detach().isfinite()).all():
+            raise InputError(
+                f"images must be finite, got {int((~finite).sum())} NaN or infinite values in shape {shape}; "
+                f"check the division by std and the source files."
+            )
+
+
+def pad_to_multiple(x: Tensor, patch: tuple[int, int]) -> Tensor:
+    """Pad (..., H, W) with zeros at the bottom and right up to the next multiple of the patch."""
+    H, W = x.shape[-2:]
+    return F.pad(x, (0, -W % patch[1], 0, -H % patch[0]))
+
+
+class PatchEmbed(nn.Module):
+    """The linear projection of flattened patches, x_p E + b.
+
+    E is stored as the weight (D, C, P_h, P_w) of a convolution whose stride is its kernel size: the same numbers and
+    the same result, and the name under which published files keep it.
+    """
+
+    def __init__(self, in_chans: int, embed_dim: int, patch_size: tuple[int, int], bias: bool) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(in_chans, embed_dim, kernel_size=patch_size, stride=patch_size, bias=bias)
+
+    @property
+    def E(self) -> Tensor:
+        """The matrix of Eq. 1, (P_h P_w C, D), in the pixel order of `patchify`."""
+        return self.proj.weight.permute(2, 3, 1, 0).flatten(0, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, N, D)."""
+        return self.proj(x).flatten(2).transpose(1, 2)
+
+
+class ConvStem(nn.Module):
+    """A light stem of 3x3 convolutions in the place of `PatchEmbed`: same input, same output, overlapping views.
+
+    Each layer but the last is followed by a LayerNorm over its channels and GELU. It gives a small model on small
+    images the locality that it would otherwise have to learn (Xiao et al., 2021, arXiv:2106.14881).
+    """
+
+    def __init__(self, layers: list[tuple[int, int, tuple[int, int]]], bias: bool, eps: float) -> None:
+        super().__init__()
+        *inner, (width, embed_dim, stride) = layers
+        self.convs = nn.ModuleList(
+            nn.Conv2d(c_in, c_out, kernel_size=3, stride=s, padding=1, bias=False) for c_in, c_out, s in inner
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(c_out, eps=eps) for _, c_out, _ in inner)
+        self.proj = nn.Conv2d(width, embed_dim, kernel_size=3, stride=stride, padding=1, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, N, D)."""
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = F.gelu(norm(conv(x).movedim(1, -1))).movedim(-1, 1)  # the norm wants channels last
+        return self.proj(x).flatten(2).transpose(1, 2)
