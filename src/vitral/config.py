@@ -30,15 +30,11 @@ def pair(value: int | Sequence[int], name: str = "size") -> tuple[int, int]:
     """Return `(height, width)` of a size given as one number or two."""
     both = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, Sequence) else ()
     if len(both) != 2 or any(not _is_whole(v) or v < 1 for v in both):
-        raise ConfigError(
-            f"{name} must be a positive whole number or two of them (height, width), got {value!r}."
-        )
+        raise ConfigError(f"{name} must be a positive whole number or two of them (height, width), got {value!r}.")
     return both
 
 
-def check_divides(
-    side: int, patch: int, name: str, error: type[VitralError] = ConfigError, remedy: str = ""
-) -> None:
+def check_divides(side: int, patch: int, name: str, error: type[VitralError] = ConfigError, remedy: str = "") -> None:
     """Raise unless `patch` divides `side`, naming the two nearest sides that it does divide."""
     if side % patch:
         low = side // patch * patch
@@ -74,15 +70,11 @@ class Options:
                 hint = f"; timm's {value!r} is {_TIMM_WORDS[value]!r} here" if value in _TIMM_WORDS else ""
                 raise ConfigError(f"{name} must be one of {', '.join(get_args(kind))}, got {value!r}{hint}.")
 
-    def _check_numbers(
-        self, names: Sequence[str], low: float, high: float = math.inf, whole: bool = False
-    ) -> None:
+    def _check_numbers(self, names: Sequence[str], low: float, high: float = math.inf, whole: bool = False) -> None:
         """Raise unless each named field is a number from `low` to `high`, `high` itself excluded."""
         for name in names:
             value = getattr(self, name)
-            right = (
-                _is_whole(value) if whole else isinstance(value, int | float) and not isinstance(value, bool)
-            )
+            right = _is_whole(value) if whole else isinstance(value, int | float) and not isinstance(value, bool)
             if not right or not low <= value < high:
                 kind = "a whole number" if whole else "a number"
                 limit = f"of at least {low:g}" if high == math.inf else f"from {low:g} to below {high:g}"
@@ -123,7 +115,7 @@ class PositionResize(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocess(Options):
-    """What is done to an image before the model sees it. Saved with the weights, because a wrong mean costs accuracy."""
+    """What is done to an image before the model sees it; saved with the weights, for a wrong mean costs accuracy."""
 
     img_size: int | tuple[int, int] = 224
     """Height and width the model is fed."""
@@ -212,7 +204,7 @@ class ViTConfig(Options):
     norm_eps: float = 1e-6
     """Epsilon of every LayerNorm."""
     global_pool: Pooling = "cls"
-    """What the head reads: [CLS], the mean or max of the patches, attention pooling (map), or [CLS] and mean together."""
+    """What the head reads: [CLS], the mean or max of the patches, attention pooling, or [CLS] and mean together."""
     norm_after_pool: bool = False
     """Final LayerNorm on the pooled vector instead of on every token."""
     head: HeadKind = "linear"
@@ -242,12 +234,10 @@ class ViTConfig(Options):
         """Raise for combinations of options that cannot be built."""
         D, h = self.embed_dim, self.num_heads
         if D % h:
-            near = [n for n in range(1, D + 1) if D % n == 0]
-            near = sorted(sorted(near, key=lambda n: abs(n - h))[:2])
+            divisors = [n for n in range(1, D + 1) if D % n == 0]
+            near = [max(n for n in divisors if n < h), *[n for n in divisors if n > h][:1]]
             raise ConfigError(
-                f"num_heads must divide embed_dim ({D}), got {h}; the nearest that do are {near[0]} and {near[1]}."
-                if len(near) > 1
-                else f"num_heads must divide embed_dim ({D}), got {h}; only 1 does."
+                f"num_heads must divide embed_dim ({D}), got {h}; the nearest that do: {' and '.join(map(str, near))}."
             )
         (height, width), (P_h, P_w) = self.image, self.patch
         check_divides(height, P_h, "img_size")
@@ -259,9 +249,7 @@ class ViTConfig(Options):
             )
         divisor = {"sincos1d": 2, "sincos2d": 4}.get(self.positions, 1)
         if D % divisor:
-            raise ConfigError(
-                f"positions {self.positions} need embed_dim to be a multiple of {divisor}, got {D}."
-            )
+            raise ConfigError(f"positions {self.positions} need embed_dim to be a multiple of {divisor}, got {D}.")
         if self.act == "swiglu" and self.mlp_width % 2:
             raise ConfigError(
                 f"swiglu halves the MLP's first layer, so embed_dim * mlp_ratio must be even, got {self.mlp_width}."

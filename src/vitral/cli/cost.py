@@ -20,7 +20,7 @@ def _over(metavar: str) -> Any:
 class Options:
     """Say what a model costs, without building it, and how that grows as patches get smaller.
 
-    Examples: vitral cost vit_base_patch16_224; vitral cost vit_small_patch16_224 --img-size 480 640 --patch-size 8 --json
+    Examples: vitral cost vit_base_patch16_224; vitral cost vit_small_patch16_224 --img-size 480 640 --json
     """
 
     model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
@@ -83,9 +83,7 @@ def _overrides(options: Options) -> dict[str, Any]:
 def patch_sweep(config: ViTConfig) -> dict[int, Cost]:
     """Costs for the usual square patch sizes that divide the image into at most 64 rows, and for the config's own."""
     height, width = config.image
-    sizes = {
-        p for p in (2, 4, 7, 8, 14, 16, 28, 32, 56) if height % p == 0 == width % p and height // p <= 64
-    }
+    sizes = {p for p in (2, 4, 7, 8, 14, 16, 28, 32, 56) if height % p == 0 == width % p and height // p <= 64}
     if config.patch[0] == config.patch[1]:
         sizes.add(config.patch[0])
     if config.stem == "conv":

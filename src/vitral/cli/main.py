@@ -55,9 +55,7 @@ def main(args: Sequence[str] | None = None) -> int:
         return 130
     except Exception:
         with tempfile.NamedTemporaryFile("w", prefix="vitral-", suffix=".txt", delete=False) as file:
-            file.write(
-                f"vitral {__version__}, {sys.version}\nvitral {' '.join(args)}\n\n{traceback.format_exc()}"
-            )
+            file.write(f"vitral {__version__}, {sys.version}\nvitral {' '.join(args)}\n\n{traceback.format_exc()}")
         print(f"vitral: an error of ours, not yours; the details are in {file.name}.", file=sys.stderr)
         return 1
 
@@ -99,11 +97,7 @@ def _one_line(boxed: str, prog: str) -> str:
     lines = [re.sub(r"[╭╮╰╯│─]+", "", line).strip() for line in boxed.splitlines()]
     lines = [line for line in lines[1:] if line]  # the first is the box's title
     end = next(
-        (
-            i
-            for i, line in enumerate(lines)
-            if line.startswith(("Got errors", "Argument help", "For full help"))
-        ),
+        (i for i, line in enumerate(lines) if line.startswith(("Got errors", "Argument help", "For full help"))),
         None,
     )
     return f"{' '.join(lines[:end]).rstrip('.')}. Run {prog} --help for all options."

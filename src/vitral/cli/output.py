@@ -18,9 +18,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     from rich.table import Table
 
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-    table = Table(
-        title=title, box=box.SIMPLE_HEAD, title_justify="left", caption=note, caption_justify="left"
-    )
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", caption=note, caption_justify="left")
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
     for row in rows:

@@ -73,9 +73,7 @@ def _params(c: ViTConfig, patches: int) -> dict[str, int]:
         "mlp": L * mlp,
         "norms": (2 * L + c.pre_norm) * norm + 2 * (c.pooled_dim if c.norm_after_pool else D),
         "layer scale": L * 2 * D if c.init_values is not None else 0,
-        "pooling": D + _linear(D, D) + _linear(D, 2 * D) + _linear(D, D) + norm + mlp
-        if c.global_pool == "map"
-        else 0,
+        "pooling": D + _linear(D, D) + _linear(D, 2 * D) + _linear(D, D) + norm + mlp if c.global_pool == "map" else 0,
         "head": _head(c, _linear),
     }
     return {part: count for part, count in counts.items() if count}
@@ -90,9 +88,7 @@ def _macs(c: ViTConfig, patches: int, N: int) -> dict[str, int]:
         "attention": L * 2 * N * N * D,  # Q K^T, and its product with V
         "projection": L * N * D * D,
         "mlp": L * N * mlp,
-        "pooling": D * D + patches * 2 * D * D + 2 * patches * D + D * D + mlp
-        if c.global_pool == "map"
-        else 0,
+        "pooling": D * D + patches * 2 * D * D + 2 * patches * D + D * D + mlp if c.global_pool == "map" else 0,
         "head": _head(c, lambda n_in, n_out: n_in * n_out),
     }
     return {part: count for part, count in counts.items() if count}

@@ -12,10 +12,11 @@ from vitral.nn.regularize import LayerScale
 def init_weights(model: nn.Module, seed: int | None = None, zero_head: bool = False) -> None:
     """Fill every parameter of a ViT anew, from `seed` or else from torch's own generator.
 
-    Linear layers and the position table: truncated normal of 0.02, biases 0. Convolutions: torch's default. Tokens: normal
-    of 1e-6. `zero_head` starts the classifier at 0, which fine-tuning likes: the first outputs are then even.
+    Linear layers and the position table: truncated normal of 0.02, biases 0. Convolutions: torch's default. Tokens:
+    normal of 1e-6. `zero_head` starts the classifier at 0, which fine-tuning likes: the first outputs are then even.
     """
-    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    device = next(model.parameters()).device
+    generator = None if seed is None or device.type == "meta" else torch.Generator(device).manual_seed(seed)
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.trunc_normal_(module.weight, std=0.02, generator=generator)

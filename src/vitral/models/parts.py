@@ -11,6 +11,8 @@ from vitral.nn.pooling import AttentionPool, ClsMeanPool, ClsPool, MaxPool, Mean
 from vitral.nn.positions import LearnedPositions, NoPositions, SinusoidalPositions
 from vitral.nn.regularize import stochastic_depth_rates
 
+Block = PreNormBlock | PostNormBlock
+
 BLOCKS = {"pre": PreNormBlock, "post": PostNormBlock}
 
 STEMS = {

@@ -1,11 +1,11 @@
 """The Vision Transformer, Equations 1-4 of Dosovitskiy et al., 2021 (arXiv:2010.11929), in order.
 
-B batch, C channels, H x W pixels, P patch, G_h x G_w grid, N = G_h G_w patches, R prefix tokens, D width, h heads, L depth.
+B batch, C channels, H x W pixels, P patch, G_h x G_w grid, N = G_h G_w patches, R prefix tokens, D width, h heads.
 The parts come from `vitral.nn`, chosen by the config; no option is tested in `forward`.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -38,9 +38,7 @@ class VisionTransformer(nn.Module):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, D)) if c.class_token else None
         self.reg_token = nn.Parameter(torch.zeros(1, c.reg_tokens, D)) if c.reg_tokens else None
         learned = c.positions == "learned"
-        self.pos_embed = (
-            nn.Parameter(torch.zeros(1, c.pos_rows + c.grid[0] * c.grid[1], D)) if learned else None
-        )
+        self.pos_embed = nn.Parameter(torch.zeros(1, c.pos_rows + c.grid[0] * c.grid[1], D)) if learned else None
         self.positions = parts.POSITIONS[c.positions](c)
         self.pos_drop = nn.Dropout(c.pos_drop_rate)
         self.norm_pre = parts.make_norm(c, D, c.pre_norm)
@@ -55,16 +53,12 @@ class VisionTransformer(nn.Module):
 
     # ---- the equations ----
 
-    def embed_tokens(
-        self, x: Tensor, *, pad: bool = False, mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    def embed_tokens(self, x: Tensor, *, pad: bool = False, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """(B, C, H, W) -> z_0 (B, R + N, D), and which of its tokens are visible (B, R + N), None for all."""
         x, visible = self._prepare(x, pad, mask)
         x_pE = self.patch_embed(x)  # (B, N, D)
         E_pos = self.positions(self.grid_of(x), self.pos_embed, x_pE)  # (1, R + N, D)
-        prefix = [
-            token.expand(len(x), -1, -1) for token in (self.cls_token, self.reg_token) if token is not None
-        ]
+        prefix = [token.expand(len(x), -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
         z = torch.cat([*prefix, x_pE], dim=1) + E_pos  # Eq. 1: z_0 = [x_class; x_p E] + E_pos
         return self.norm_pre(self.pos_drop(z)), visible
 
@@ -162,9 +156,9 @@ class VisionTransformer(nn.Module):
         z, visible = self.embed_tokens(x, pad=pad, mask=mask)
         attn_mask, rows = _attn_mask(visible), {}
         index = self._resolve_queries(queries, z)
-        for layer, z_l in enumerate(self.states(z, attn_mask)):
+        for layer, (block, z_l) in enumerate(zip(self.blocks, self.states(z, attn_mask), strict=False)):
             if layer in wanted:
-                rows[layer] = self.blocks[layer].attention_rows(z_l, index, attn_mask)
+                rows[layer] = cast(parts.Block, block).attention_rows(z_l, index, attn_mask)
             if layer == max(wanted):
                 break
         return [rows[i] for i in wanted]
@@ -217,9 +211,7 @@ class VisionTransformer(nn.Module):
         if layers == "all":
             return list(range(L))
         if isinstance(layers, str | int) or not len(layers) or not all(-L <= i < L for i in layers):
-            raise InputError(
-                f"layers must be 'all' or a list of block numbers from {-L} to {L - 1}, got {layers!r}."
-            )
+            raise InputError(f"layers must be 'all' or a list of block numbers from {-L} to {L - 1}, got {layers!r}.")
         return [i % L for i in layers]
 
     def _resolve_queries(self, queries: str | Sequence[int] | Tensor, z: Tensor) -> Tensor:
@@ -227,9 +219,7 @@ class VisionTransformer(nn.Module):
         n = z.shape[1]
         if isinstance(queries, str):
             if queries == "cls" and self.cls_token is None:
-                raise InputError(
-                    'queries="cls" needs a [CLS] token, which this model has not; use "all" or indices.'
-                )
+                raise InputError('queries="cls" needs a [CLS] token, which this model has not; use "all" or indices.')
             if queries not in ("cls", "all"):
                 raise InputError(f'queries must be "cls", "all" or token indices, got {queries!r}.')
             return torch.arange(n if queries == "all" else 1, device=z.device)

@@ -4,6 +4,7 @@ A family is the settings that its published weights were trained with; they cost
 Reading the tables does not import torch.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -87,9 +88,7 @@ FAMILIES: dict[str, Family] = {
         },
         {**_HALF, "crop_mode": "squash"},
     ),
-    "small": Family(
-        "for small images, trained from scratch", {"num_classes": 10}, {**_HALF, "crop_mode": "squash"}
-    ),
+    "small": Family("for small images, trained from scratch", {"num_classes": 10}, {**_HALF, "crop_mode": "squash"}),
 }
 
 
@@ -105,7 +104,7 @@ class ModelSpec:
 
 # (name with places for size, patch and image side; family; rows of size, patch, image side and further options)
 _Row = tuple[str, int, int] | tuple[str, int, int, dict[str, Any]]
-_NAMES: list[tuple[str, str, list[_Row]]] = [
+_NAMES: list[tuple[str, str, Sequence[_Row]]] = [
     (
         "vit_{}_patch{}_{}",
         "augreg",
@@ -232,9 +231,7 @@ def _read_names() -> dict[str, ModelSpec]:
     return dict(sorted(specs.items()))
 
 
-def _spec(
-    name: str, family: str, size: str, patch: int, side: int, options: dict[str, Any] | None = None
-) -> ModelSpec:
+def _spec(name: str, family: str, size: str, patch: int, side: int, options: dict[str, Any] | None = None) -> ModelSpec:
     D, L, h, ratio = SIZES[size]
     shape = {
         "embed_dim": D,
@@ -244,10 +241,10 @@ def _spec(
         "patch_size": patch,
         "img_size": side,
     }
-    config = ViTConfig(**(shape | FAMILIES[family].model | (options or {})))
+    config = ViTConfig.from_dict(shape | FAMILIES[family].model | (options or {}))
     # Fine-tuned sizes are evaluated on the whole image, as their authors did.
     whole = {"crop_pct": 1.0} if side >= 336 and family not in ("dinov2", "dinov2_reg") else {}
-    preprocess = Preprocess(**({"img_size": side} | FAMILIES[family].preprocess | whole))
+    preprocess = Preprocess.from_dict({"img_size": side} | FAMILIES[family].preprocess | whole)
     return ModelSpec(name, family, config, preprocess.for_channels(config.in_chans))
 
 
@@ -269,13 +266,11 @@ def model_spec(name: str, **options: Any) -> ModelSpec:
     return replace(spec, config=config, preprocess=preprocess)
 
 
-def create_model(
-    name: str, *, seed: int | None = None, zero_head: bool = False, **options: Any
-) -> "VisionTransformer":
+def create_model(name: str, *, seed: int | None = None, zero_head: bool = False, **options: Any) -> "VisionTransformer":
     """Build a named model with fresh weights; `options` are fields of `ViTConfig`, in timm's words.
 
-    `create_model("vit_small_patch16_224", num_classes=10, img_size=96, in_chans=1, seed=0)`. Weights come from `seed`, or
-    from torch's own generator without one; `zero_head` starts the classifier at 0.
+    `create_model("vit_small_patch16_224", num_classes=10, img_size=96, in_chans=1, seed=0)`. Weights come from `seed`,
+    or from torch's own generator without one; `zero_head` starts the classifier at 0.
     """
     import torch
 

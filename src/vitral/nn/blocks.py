@@ -11,7 +11,7 @@ from vitral.nn.mlp import MLP
 from vitral.nn.regularize import LayerScale, StochasticDepth
 
 
-class _Block(nn.Module):
+class Block(nn.Module):
     """The parts that both kinds share, under the names of published files."""
 
     def __init__(
@@ -27,7 +27,7 @@ class _Block(nn.Module):
         self.drop_path = StochasticDepth(drop_path)
 
 
-class PreNormBlock(_Block):
+class PreNormBlock(Block):
     """z' = MSA(LN(z)) + z; z = MLP(LN(z')) + z'."""
 
     def forward(self, z: Tensor, mask: Tensor | None = None, keep: slice | None = None) -> Tensor:
@@ -37,11 +37,11 @@ class PreNormBlock(_Block):
         return self.drop_path(self.ls2(self.mlp(self.norm2(z)))) + z  # Eq. 3
 
     def attention_rows(self, z: Tensor, queries: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Exact softmax rows of this block for input z: (B, h, queries, N)."""
+        """Exact softmax rows for input z: (B, h, queries, N)."""
         return self.attn.rows(self.norm1(z), queries, mask)
 
 
-class PostNormBlock(_Block):
+class PostNormBlock(Block):
     """x = LN(z + MSA(z)); z = LN(x + MLP(x)): the block of the first Transformer (Vaswani et al., 2017)."""
 
     def forward(self, z: Tensor, mask: Tensor | None = None, keep: slice | None = None) -> Tensor:
@@ -51,5 +51,5 @@ class PostNormBlock(_Block):
         return self.norm2(z + self.drop_path(self.ls2(self.mlp(z))))
 
     def attention_rows(self, z: Tensor, queries: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Exact softmax rows of this block for input z: (B, h, queries, N)."""
+        """Exact softmax rows for input z: (B, h, queries, N)."""
         return self.attn.rows(z, queries, mask)

@@ -26,7 +26,7 @@ def unpatchify(x_p: Tensor, patch_size: int | tuple[int, int], grid: tuple[int, 
     P_h, P_w = pair(patch_size, "patch_size")
     G_h, G_w = grid
     B, N, length = x_p.shape
-    if N != G_h * G_w or length % (P_h * P_w):
+    if G_h * G_w != N or length % (P_h * P_w):
         raise InputError(
             f"patches of shape {tuple(x_p.shape)} do not fill a {G_h}x{G_w} grid of {P_h}x{P_w} patches: "
             f"expected (B, {G_h * G_w}, a multiple of {P_h * P_w})."
@@ -60,17 +60,20 @@ def check_images(x: Tensor, in_chans: int) -> None:
     if 0 in shape:
         raise InputError(f"images must not be empty, got shape {shape}.")
     if not x.is_floating_point():
-        raise InputError(
-            f"images must be floating point, got {x.dtype}; scale with x.float() / 255, then normalise."
-        )
+        raise InputError(f"images must be floating point, got {x.dtype}; scale with x.float() / 255, then normalise.")
     # On other devices, and while tracing, reading a value back would cost more than it saves.
     if x.device.type == "cpu" and not torch.compiler.is_compiling():
-        # A sum passes NaN and Inf on in one quick pass; only when it is not finite is every pixel looked at.
-        if not x.detach().sum().isfinite() and not (finite := x.detach().isfinite()).all():
-            raise InputError(
-                f"images must be finite, got {int((~finite).sum())} NaN or infinite values in shape {shape}; "
-                f"check the division by std and the source files."
-            )
+        _check_finite(x.detach())
+
+
+def _check_finite(x: Tensor) -> None:
+    if x.sum().isfinite():  # NaN and Inf pass through a sum: one quick look, and every pixel only if it fails
+        return
+    if bad := int((~x.isfinite()).sum()):
+        raise InputError(
+            f"images must be finite, got {bad} NaN or infinite values in shape {tuple(x.shape)}; "
+            f"check the division by std and the source files."
+        )
 
 
 def pad_to_multiple(x: Tensor, patch: tuple[int, int]) -> Tensor:

@@ -37,9 +37,7 @@ def resize_positions(table: Tensor, old: Grid, new: Grid, resize: PositionResize
     """Resize a table (1, R + N_old, D) to another grid; the R rows of prefix tokens stay as they are."""
     rows = table.shape[1] - old[0] * old[1]
     if rows < 0:
-        raise InputError(
-            f"a position table of {table.shape[1]} rows cannot hold a grid of {old[0]}x{old[1]}."
-        )
+        raise InputError(f"a position table of {table.shape[1]} rows cannot hold a grid of {old[0]}x{old[1]}.")
     if old == new:
         return table
     grid = table[:, rows:].reshape(1, *old, -1).permute(0, 3, 1, 2)  # (1, D, G_h, G_w)
@@ -122,9 +120,7 @@ class LearnedPositions(nn.Module):
         return self._cache.get(grid, lambda: self._compute(grid, table.detach()))
 
     def _compute(self, grid: Grid, table: Tensor) -> Tensor:
-        return insert_rows(
-            resize_positions(table, self.grid, grid, self.resize), self.rows, self.prefix - self.rows
-        )
+        return insert_rows(resize_positions(table, self.grid, grid, self.resize), self.rows, self.prefix - self.rows)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

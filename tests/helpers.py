@@ -1,0 +1,33 @@
+"""What several tests share: random weights that hide nothing, and a measure of difference."""
+
+import torch
+from torch import Tensor, nn
+
+
+def redraw(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Draw every parameter anew, so that no zero head, unit norm or tiny LayerScale lets a wrong model pass."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
+
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if p.ndim >= 2 and not name.endswith(("_token", "_tokens", "pos_embed", "latent", "embeddings")):
+                p.copy_(normal(p) * p[0].numel() ** -0.5)
+            elif p.ndim == 1 and name.endswith(("weight", "gamma", "lambda1")):
+                p.copy_(1 + 0.3 * normal(p))
+            else:
+                p.copy_(0.5 * normal(p))
+    return model.eval()
+
+
+def difference(a: Tensor, b: Tensor) -> float:
+    """Largest difference, as a share of the largest value of the reference `b`."""
+    assert a.shape == b.shape, f"{tuple(a.shape)} against {tuple(b.shape)}"
+    return ((a - b).abs().max() / b.abs().max()).item()
+
+
+def images(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Random pixels."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)

@@ -1,0 +1,420 @@
+import copy
+import math
+
+import pytest
+import torch
+
+from helpers import difference, images, redraw
+from vitral.config import PositionResize, ViTConfig
+from vitral.errors import InputError
+from vitral.models.vit import VisionTransformer
+from vitral.nn.patches import patchify
+from vitral.nn.positions import resize_positions, sincos_2d
+
+SMALL = {
+    "img_size": (6, 10),
+    "patch_size": (2, 5),
+    "in_chans": 3,
+    "num_classes": 7,
+    "embed_dim": 20,
+    "depth": 3,
+    "num_heads": 5,
+    "mlp_ratio": 1.5,
+}
+
+# Every choice at least once, each in a model that otherwise differs as well.
+VARIANTS = {
+    "plain": {},
+    "registers, LayerScale": {"reg_tokens": 4, "pos_prefix": False, "init_values": 1e-5},
+    "registers, a row for [CLS]": {"reg_tokens": 2},
+    "mean, norm after": {"global_pool": "mean", "norm_after_pool": True, "head": "mlp"},
+    "no [CLS], max": {"class_token": False, "global_pool": "max", "act": "relu"},
+    "post-norm, sincos1d": {"block": "post", "positions": "sincos1d", "head": "mlp_tanh"},
+    "sincos2d": {"positions": "sincos2d", "qkv_bias": False, "act": "gelu_tanh"},
+    "no positions": {"positions": "none", "act": "swiglu", "mlp_ratio": 2},
+    "CLIP": {"pre_norm": True, "patch_bias": False, "act": "quick_gelu", "norm_eps": 1e-5},
+    "SigLIP": {"class_token": False, "global_pool": "map", "act": "gelu_tanh"},
+    "DINOv2 classifier": {"global_pool": "cls_mean", "init_values": 1.0},
+    "conv stem": {"stem": "conv", "img_size": (8, 12), "patch_size": (2, 4)},
+}
+
+
+def small(seed=0, **options):
+    return redraw(VisionTransformer(ViTConfig(**(SMALL | options))), seed)
+
+
+def pixels(model, B=2, **kwargs):
+    return images(B, model.config.in_chans, *model.config.image, **kwargs)
+
+
+@pytest.fixture(params=VARIANTS)
+def model(request):
+    return small(**VARIANTS[request.param])
+
+
+@pytest.fixture(autouse=True)
+def _no_grad():
+    with torch.no_grad():
+        yield
+
+
+def test_shapes_of_vit_base():
+    base = VisionTransformer(ViTConfig(depth=1))
+    x = images(1, 3, 224, 224)
+    assert patchify(x, 16).shape == (1, 196, 768)
+    assert base.embed_tokens(x)[0].shape == (1, 197, 768)
+    assert base(x).shape == (1, 1000)
+    assert VisionTransformer(ViTConfig(depth=1, patch_size=8)).embed_tokens(x)[0].shape == (1, 785, 768)
+
+
+def test_equations_1_to_4_written_out():
+    model = small()
+    x = pixels(model)
+
+    def LN(norm, t):
+        return (t - t.mean(-1, keepdim=True)) / (
+            t.var(-1, keepdim=True, unbiased=False) + 1e-6
+        ).sqrt() * norm.weight + (norm.bias)
+
+    def MSA(attn, t):
+        Q, K, V = (t @ attn.qkv.weight.T + attn.qkv.bias).split(20, dim=-1)
+        heads = []
+        for i in range(5):
+            at = slice(4 * i, 4 * i + 4)
+            A = torch.softmax(Q[..., at] @ K[..., at].mT / math.sqrt(4), dim=-1)
+            heads.append(A @ V[..., at])
+        return torch.cat(heads, -1) @ attn.proj.weight.T + attn.proj.bias
+
+    def MLP(mlp, t):
+        t = t @ mlp.fc1.weight.T + mlp.fc1.bias
+        return 0.5 * t * (1 + torch.erf(t / math.sqrt(2))) @ mlp.fc2.weight.T + mlp.fc2.bias
+
+    x_p = patchify(x, (2, 5)) @ model.patch_embed.E + model.patch_embed.proj.bias
+    z = torch.cat([model.cls_token.expand(2, -1, -1), x_p], 1) + model.pos_embed  # (1)
+    for block in model.blocks:
+        z = MSA(block.attn, LN(block.norm1, z)) + z  # (2)
+        z = MLP(block.mlp, LN(block.norm2, z)) + z  # (3)
+    y = LN(model.norm, z[:, 0])  # (4)
+    logits = y @ model.head.weight.T + model.head.bias
+    assert difference(model.embed(x), y) < 1e-5
+    assert difference(model(x), logits) < 1e-5
+
+
+def test_forward_is_features_then_head(model):
+    x = pixels(model)
+    z = model.forward_features(x)
+    assert z.shape == (2, model.prefix_tokens + math.prod(model.config.grid), 20)
+    assert difference(model(x), model.forward_head(z)) < 1e-5
+    assert model(x).shape == (2, 7)
+    assert model.embed(x).shape == (2, model.config.pooled_dim)
+    assert difference(model.head(model.embed(x)), model(x)) < 1e-6
+
+
+def test_an_image_gives_the_same_alone_and_in_a_batch(model):
+    x = pixels(model, B=3)
+    alone = torch.cat([model(x[i : i + 1]) for i in range(3)])
+    assert difference(model(x), alone) < 1e-5
+    assert difference(model(x)[:1], model(x)[1:2]) > 1e-3  # the images do differ
+
+
+def test_every_part_reaches_the_output(model):
+    """A parameter that could be changed without effect would be a part that is not wired in."""
+    x = pixels(model)
+    before = model(x)
+    for name, parameter in model.named_parameters():
+        kept = parameter.clone()
+        parameter.add_(0.5 * images(*parameter.shape, seed=3))
+        changed = difference(model(x), before)
+        parameter.copy_(kept)
+        assert changed > 1e-6, f"{name} does nothing"
+
+
+def test_without_positions_patches_are_a_set_and_with_them_they_are_not():
+    x = images(1, 3, 6, 10)
+    shuffled = x.view(1, 3, 3, 2, 2, 5)[:, :, [2, 0, 1]].reshape(1, 3, 6, 10)
+    unplaced = small(positions="none")
+    assert difference(unplaced(shuffled), unplaced(x)) < 1e-5
+    placed = small()
+    assert difference(placed(shuffled), placed(x)) > 1e-3
+    placed.pos_embed.zero_()
+    assert difference(placed(shuffled), placed(x)) < 1e-5
+
+
+def test_the_class_token_without_a_row_gets_no_position():
+    model = small(pos_prefix=False, positions="sincos2d")
+    z, _ = model.embed_tokens(pixels(model))
+    assert torch.equal(z[:, 0], model.cls_token[0].expand(2, -1))
+    x_pE = model.patch_embed(pixels(model))
+    torch.testing.assert_close(z[:, 1:], x_pE + sincos_2d((3, 2), 20).float())
+
+
+def test_registers_stand_between_class_token_and_patches_without_a_position():
+    model = small(reg_tokens=2)
+    z, _ = model.embed_tokens(pixels(model))
+    torch.testing.assert_close(z[0, 0], model.cls_token[0, 0] + model.pos_embed[0, 0])
+    assert torch.equal(z[0, 1:3], model.reg_token[0])
+    torch.testing.assert_close(z[:, 3:], model.patch_embed(pixels(model)) + model.pos_embed[:, 1:])
+
+
+class TestAnySize:
+    def test_every_size_that_the_patch_divides_is_taken(self, model):
+        P_h, P_w = model.config.patch
+        x = images(2, 3, 5 * P_h, 3 * P_w)
+        assert model(x).shape == (2, 7)
+        assert model.forward_features(x).shape == (2, model.prefix_tokens + 15, 20)
+
+    def test_a_learned_table_is_resized_to_the_grid(self):
+        model = small(pos_resize=PositionResize(mode="bilinear", antialias=False))
+        x = images(1, 3, 8, 25)
+        z, _ = model.embed_tokens(x)
+        table = resize_positions(model.pos_embed, (3, 2), (4, 5), model.config.pos_resize)
+        torch.testing.assert_close(z[:, 1:], model.patch_embed(x) + table[:, 1:])
+
+    def test_gradients_reach_the_table_through_the_resize(self):
+        model = small()
+        with torch.enable_grad():
+            model(images(1, 3, 8, 25)).square().sum().backward()
+        assert model.pos_embed.grad.abs().min() > 0
+
+    @pytest.mark.parametrize(
+        ("size", "message"), [((7, 10), "got 7; the nearest are 6 and 8"), ((6, 4), "got 4; the nearest is 5")]
+    )
+    def test_a_side_that_does_not_fit_is_an_error_that_names_the_nearest(self, size, message):
+        with pytest.raises(InputError, match=message):
+            small()(images(1, 3, *size))
+
+
+class TestPadAndMask:
+    def test_pad_fills_up_with_zeros_at_the_bottom_and_right(self, model):
+        P_h, P_w = model.config.patch
+        x = images(2, 3, 3 * P_h - 1, 3 * P_w - 1)
+        padded = torch.zeros(2, 3, 3 * P_h, 3 * P_w)
+        padded[:, :, :-1, :-1] = x
+        assert torch.equal(model(x, pad=True), model(padded))
+        assert torch.equal(model(padded, pad=True), model(padded))
+
+    def test_masked_pixels_do_not_count(self, model):
+        P_h, P_w = model.config.patch
+        x = images(2, 3, 4 * P_h, 3 * P_w)
+        mask = torch.ones(2, 4 * P_h, 3 * P_w, dtype=torch.bool)
+        mask[0, 2 * P_h :] = False
+        other = x.clone()
+        other[0, :, 2 * P_h :] += 1
+        assert torch.equal(model(x, mask=mask), model(other, mask=mask))
+        assert difference(model(x, mask=mask)[1:], model(x)[1:]) < 1e-5
+        assert difference(model(x, mask=mask)[:1], model(x)[:1]) > 1e-4
+
+    def test_hidden_patches_might_as_well_not_be_there(self):
+        """With no positions, a canvas whose lower half is masked gives what the upper half gives alone."""
+        for options in ({}, {"global_pool": "mean"}, {"class_token": False, "global_pool": "map"}):
+            model = small(positions="none", **options)
+            x = images(2, 3, 8, 15)
+            mask = torch.ones(2, 8, 15, dtype=torch.bool)
+            mask[:, 4:] = False
+            assert difference(model(x, mask=mask), model(x[:, :, :4])) < 1e-5
+
+    def test_attention_rows_know_the_mask(self):
+        model = small()
+        x = images(2, 3, 7, 12)
+        mask = torch.ones(2, 7, 12, dtype=torch.bool)
+        mask[1, 2:] = False
+        rows = model.attention(x, "all", "all", pad=True, mask=mask)
+        assert len(rows) == 3
+        assert rows[0].shape == (2, 5, 13, 13)
+        assert not rows[2][1, :, :, 1 + 3 :].any()
+        torch.testing.assert_close(rows[2].sum(-1), torch.ones(2, 5, 13))
+
+    @pytest.mark.parametrize("mask", [torch.ones(2, 6, 9, dtype=torch.bool), torch.ones(2, 6, 10)])
+    def test_a_mask_of_another_shape_or_kind_is_an_error(self, mask):
+        with pytest.raises(
+            InputError, match=r"mask must be boolean \(B, H, W\) = \(2, 6, 10\), got torch\.\w+ \(2, 6, \d+\)"
+        ):
+            small()(images(2, 3, 6, 10), mask=mask)
+
+    def test_a_mask_that_hides_an_image_is_an_error(self):
+        with pytest.raises(InputError, match="mask hides a whole image"):
+            small()(images(2, 3, 6, 10), mask=torch.zeros(2, 6, 10, dtype=torch.bool))
+
+
+class TestPacked:
+    def test_each_image_gets_the_result_it_has_alone(self, model):
+        P_h, P_w = model.config.patch
+        grids = [(3, 2), (1, 1), (5, 4), (2, 7), (1, 3)]
+        batch = [images(3, a * P_h, b * P_w, seed=a) for a, b in grids]
+        alone = torch.cat([model(image[None]) for image in batch])
+        assert difference(model.forward_packed(batch), alone) < 1e-5
+        for z, image in zip(model.packed_features(batch), batch, strict=True):
+            assert difference(z, model.forward_features(image[None])) < 1e-5
+
+    def test_packed_images_may_be_padded(self):
+        model = small()
+        batch = [images(3, 5, 9), images(3, 11, 3)]
+        alone = torch.cat([model(image[None], pad=True) for image in batch])
+        assert difference(model.forward_packed(batch, pad=True), alone) < 1e-5
+
+    def test_bad_lists_are_errors(self):
+        with pytest.raises(InputError, match="empty list"):
+            small().forward_packed([])
+        with pytest.raises(InputError, match=r"list of \(C, H, W\) tensors, got shape \(1, 3, 6, 10\)"):
+            small().forward_packed([images(1, 3, 6, 10)])
+
+
+class TestLookingInside:
+    def test_attention_is_the_softmax_of_each_block_on_its_input(self, model):
+        x = pixels(model)
+        z, _ = model.embed_tokens(x)
+        expected = []
+        for block in model.blocks:
+            seen = block.norm1(z) if model.config.block == "pre" else z
+            q, k, _ = block.attn.qkv(seen).view(2, -1, 3, 5, 4).permute(2, 0, 3, 1, 4)
+            expected.append(torch.softmax(q @ k.mT / 2, -1))
+            z = block(z)
+        for ours, reference in zip(model.attention(x, "all", "all"), expected, strict=True):
+            assert difference(ours, reference) < 1e-5
+
+    def test_chosen_layers_and_queries(self):
+        model = small(reg_tokens=2)
+        x = pixels(model)
+        whole = model.attention(x, "all", "all")
+        last, first = model.attention(x, [-1, 0], "cls")
+        torch.testing.assert_close(last, whole[2][:, :, :1])
+        torch.testing.assert_close(first, whole[0][:, :, :1])
+        (some,) = model.attention(x, [1], [4, -1])
+        torch.testing.assert_close(some, whole[1][:, :, [4, 8]])
+        (default,) = model.attention(x)
+        assert torch.equal(default, last)
+
+    def test_class_rows_of_all_layers_of_s8_are_kilobytes(self):
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        class Shapes(TorchDispatchMode):
+            """The shapes of all tensors that come into being."""
+
+            def __init__(self):
+                super().__init__()
+                self.seen = set()
+
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                out = func(*args, **(kwargs or {}))
+                for t in out if isinstance(out, tuple) else (out,):
+                    if isinstance(t, torch.Tensor):
+                        self.seen.add(tuple(t.shape))
+                return out
+
+        model = VisionTransformer(ViTConfig(embed_dim=384, num_heads=6, depth=12, patch_size=8)).eval()
+        with Shapes() as shapes:
+            rows = model.attention(images(1, 3, 224, 224), "all", "cls")
+        assert sum(r.numel() * r.element_size() for r in rows) == 12 * 6 * 785 * 4
+        assert (1, 6, 1, 785) in shapes.seen
+        assert not [shape for shape in shapes.seen if shape[-2:] == (785, 785)]
+
+    def test_rows_do_not_depend_on_the_kernel(self):
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        model = small()
+        x = pixels(model)
+        rows = model.attention(x, "all", "all")
+        with sdpa_kernel(SDPBackend.MATH):
+            for a, b in zip(rows, model.attention(x, "all", "all"), strict=True):
+                assert difference(a, b) < 1e-6
+
+    def test_intermediate_maps_are_the_block_outputs_on_the_grid(self, model):
+        P_h, P_w = model.config.patch
+        x = images(2, 3, 4 * P_h, 3 * P_w)
+        z, _ = model.embed_tokens(x)
+        states = [z := block(z) for block in model.blocks]
+        last, first = model.intermediate(x, [-1, 0])
+        assert last.shape == (2, 20, 4, 3)
+        R = model.prefix_tokens
+        for row in range(4):
+            for column in range(3):
+                token = model.norm(states[0])[:, R + 3 * row + column]
+                torch.testing.assert_close(first[:, :, row, column], token)
+        tokens, raw = model.intermediate(x, "all", as_grid=False)[2], model.intermediate(x, [2], False, norm=False)[0]
+        torch.testing.assert_close(tokens, model.forward_features(x))
+        torch.testing.assert_close(raw, states[2])
+        torch.testing.assert_close(last.flatten(2).mT, tokens[:, R:])
+
+    def test_intermediate_of_padded_images_has_the_padded_grid(self):
+        assert small().intermediate(images(1, 3, 7, 12), [0], pad=True)[0].shape == (1, 20, 4, 3)
+
+    @pytest.mark.parametrize("layers", [[3], [-4], [], "last", 1])
+    def test_a_layer_that_is_not_there_is_an_error(self, layers):
+        with pytest.raises(InputError, match="layers must be 'all' or a list of block numbers from -3 to 2, got"):
+            small().intermediate(images(1, 3, 6, 10), layers)
+
+    @pytest.mark.parametrize("queries", [[7], [-8], [0.5], [[0]]])
+    def test_a_token_that_is_not_there_is_an_error(self, queries):
+        with pytest.raises(InputError, match="queries must be token indices from -7 to 6, got"):
+            small().attention(images(1, 3, 6, 10), queries=queries)
+
+    def test_class_rows_without_a_class_token_are_an_error(self):
+        with pytest.raises(InputError, match=r'needs a \[CLS\] token, which this model has not; use "all"'):
+            small(class_token=False, global_pool="mean").attention(images(1, 3, 6, 10))
+        with pytest.raises(InputError, match='queries must be "cls", "all" or token indices, got \'patches\''):
+            small().attention(images(1, 3, 6, 10), queries="patches")
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("x", "message"),
+        [
+            (images(2, 5, 6, 10), r"must have 3 channels, got 5 in shape \(2, 5, 6, 10\); pass in_chans=5"),
+            (images(2, 6, 10, 3), r"must have 3 channels, got 6 in shape \(2, 6, 10, 3\); move the channels first"),
+            (images(3, 6, 10), r"must have 4 axes \(B, C, H, W\), got 3 in shape \(3, 6, 10\); add a batch axis"),
+            (images(6, 10), r"must have 4 axes \(B, C, H, W\), got 2"),
+            (torch.zeros(2, 3, 6, 10, dtype=torch.uint8), r"must be floating point, got torch\.uint8; scale with"),
+            (torch.zeros(0, 3, 6, 10), r"must not be empty, got shape \(0, 3, 6, 10\)"),
+            (torch.full((1, 3, 6, 10), math.nan), "must be finite, got 180 NaN or infinite values"),
+            (torch.full((1, 3, 6, 10), math.inf), "must be finite, got 180 NaN or infinite values"),
+            ([[1.0]], r"must be a torch tensor \(B, C, H, W\), got list"),
+        ],
+    )
+    def test_one_clear_sentence(self, x, message):
+        with pytest.raises(InputError, match=message):
+            small()(x)
+
+    def test_large_finite_pixels_are_not_mistaken_for_infinite_ones(self):
+        assert small()(torch.full((1, 3, 6, 10), 3e38)).shape == (1, 7)
+
+
+def test_dropout_and_stochastic_depth_act_in_training_only():
+    rates = dict.fromkeys(("drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"), 0.4)
+    for name in rates:
+        model = small(**{name: 0.4})
+        x = pixels(model, B=5)
+        assert torch.equal(model(x), model(x)), name
+        model.train()
+        torch.manual_seed(0)
+        assert difference(model(x), model(x)) > 1e-3, name
+
+
+def test_a_head_of_no_classes_gives_the_embedding():
+    model = small(num_classes=0)
+    assert torch.equal(model(pixels(model)), model.embed(pixels(model)))
+
+
+def test_copies_are_independent_and_double_precision_works(model):
+    twin = copy.deepcopy(model).double()
+    x = images(1, 3, 2 * model.config.patch[0], 4 * model.config.patch[1])
+    assert difference(twin(x.double()).float(), model(x)) < 1e-4
+    assert twin(x.double()).dtype == torch.float64
+
+
+def test_autocast_runs_and_is_near(model):
+    x = images(1, 3, 2 * model.config.patch[0], 4 * model.config.patch[1])
+    with torch.autocast("cpu", dtype=torch.float16):
+        half = model(x)
+    assert half.dtype == torch.float16
+    assert 0 < difference(half.float(), model(x)) < 0.02
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["plain", "registers, LayerScale", "SigLIP"])
+def test_it_compiles_and_exports_to_the_same_numbers(variant):
+    model = small(**VARIANTS[variant])
+    for x in (pixels(model), images(2, 3, 8, 15)):
+        torch._dynamo.reset()
+        assert difference(torch.compile(model)(x), model(x)) < 1e-5
+        exported = torch.export.export(model, (x,)).module()
+        assert difference(exported(x), model(x)) < 1e-5

@@ -1,0 +1,131 @@
+import pytest
+import torch
+
+import vitral
+from helpers import difference, images
+from vitral.config import Preprocess
+from vitral.errors import ConfigError, UnknownNameError
+from vitral.models.vit import VisionTransformer
+from vitral.models.zoo import FAMILIES, MODELS, SIZES, create_model, list_models, model_spec
+
+
+def test_patterns_choose_names():
+    assert "vit_tiny_patch16_224" in list_models()
+    assert list_models("deit_*") == [
+        "deit_base_patch16_224",
+        "deit_base_patch16_384",
+        "deit_small_patch16_224",
+        "deit_tiny_patch16_224",
+    ]
+    assert list_models("nothing*") == []
+    assert vitral.list_models is list_models
+
+
+def test_every_size_and_family_is_used():
+    assert {spec.family for spec in MODELS.values()} == set(FAMILIES)
+    for size in SIZES:
+        assert list_models(f"*_{size}_*"), size
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_can_be_built_and_says_how_to_prepare_its_images(name):
+    spec = MODELS[name]
+    with torch.device("meta"):
+        model = VisionTransformer(spec.config)
+        x = torch.empty(2, spec.config.in_chans, *spec.config.image)
+        y = model(x)
+    assert y.shape == (2, spec.config.num_classes or spec.config.pooled_dim)
+    assert spec.preprocess.img_size == spec.config.image
+    assert len(spec.preprocess.mean) == spec.config.in_chans
+
+
+def test_options_are_put_over_the_named_model():
+    model = create_model("vit_small_patch16_224", num_classes=10, img_size=96, in_chans=1, depth=2)
+    assert model(images(2, 1, 96, 96)).shape == (2, 10)
+    assert model.config.grid == (6, 6)
+    assert model.config.embed_dim == 384
+    assert model.preprocess == Preprocess(img_size=96, mean=(0.5,), std=(0.5,))
+    assert model.labels is None
+
+
+def test_a_model_of_another_family_keeps_its_settings():
+    clip = model_spec("vit_base_patch32_clip_quickgelu_224").config
+    assert (clip.pre_norm, clip.patch_bias, clip.act, clip.norm_eps) == (True, False, "quick_gelu", 1e-5)
+    siglip = model_spec("vit_base_patch16_siglip_224").config
+    assert (siglip.class_token, siglip.global_pool, siglip.act) == (False, "map", "gelu_tanh")
+    dinov2, registers = (model_spec(f"vit_small_patch14_{n}dinov2").config for n in ("", "reg4_"))
+    assert (dinov2.pos_resize.offset, dinov2.pos_resize.antialias, dinov2.pos_rows) == (0.1, False, 1)
+    assert (registers.pos_resize.offset, registers.pos_resize.antialias, registers.pos_rows) == (0.0, True, 0)
+
+
+def test_unknown_names_and_options_offer_the_nearest():
+    with pytest.raises(
+        UnknownNameError, match="unknown model 'vit_smal_patch16_224'; did you mean vit_small_patch16_224"
+    ):
+        create_model("vit_smal_patch16_224")
+    with pytest.raises(UnknownNameError, match="unknown option 'num_class'; did you mean num_classes"):
+        create_model("vit_tiny_patch16_224", num_class=3)
+    with pytest.raises(ConfigError, match="depth must be a whole number of at least 1, got -1"):
+        create_model("vit_tiny_patch16_224", depth=-1)
+
+
+class TestStartingWeights:
+    NAME = "vit_nano_patch2_8"
+
+    def test_a_seed_gives_the_same_weights_and_leaves_torch_alone(self):
+        state = torch.get_rng_state()
+        a, b, c = (create_model(self.NAME, seed=seed) for seed in (1, 1, 2))
+        assert torch.equal(torch.get_rng_state(), state)
+        for name, value in a.state_dict().items():
+            assert torch.equal(value, b.state_dict()[name]), name
+        assert not torch.equal(a.head.weight, c.head.weight)
+
+    def test_without_a_seed_torch_decides(self):
+        torch.manual_seed(5)
+        a = create_model(self.NAME)
+        torch.manual_seed(5)
+        b = create_model(self.NAME)
+        c = create_model(self.NAME)
+        assert torch.equal(a.head.weight, b.head.weight)
+        assert not torch.equal(b.head.weight, c.head.weight)
+
+    @pytest.mark.parametrize(
+        "name", ["vit_micro_conv_patch4_28", "vit_base_patch16_siglip_224", "deit3_small_patch16_224"]
+    )
+    def test_every_parameter_is_drawn(self, name):
+        """Built without memory first: a parameter that were forgotten would hold whatever lay there."""
+        import unittest.mock
+
+        options = {"depth": 2, "embed_dim": 64, "num_heads": 4, "seed": 0}
+        with unittest.mock.patch.object(VisionTransformer, "to_empty", _to_nan):
+            model = create_model(name, **options)
+        for key, value in model.state_dict().items():
+            assert value.isfinite().all(), key
+
+    def test_the_distributions_are_timms(self):
+        model = create_model("vit_small_patch14_reg4_dinov2", depth=2, seed=0)
+        qkv, pos = model.blocks[0].attn.qkv, model.pos_embed
+        assert qkv.weight.std().item() == pytest.approx(0.02, rel=0.02)
+        assert pos.std().item() == pytest.approx(0.02, rel=0.02)
+        assert not qkv.bias.any()
+        assert model.cls_token.std().item() == pytest.approx(1e-6, rel=0.2)
+        assert model.reg_token.std().item() == pytest.approx(1e-6, rel=0.2)
+        assert torch.equal(model.blocks[1].ls2.gamma, torch.full((384,), 1e-5))
+        bound = (3 * 14 * 14) ** -0.5
+        assert model.patch_embed.proj.weight.abs().max() <= bound
+        assert model.patch_embed.proj.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.02)
+        assert difference(model.blocks[0].attn.qkv.weight, model.blocks[1].attn.qkv.weight) > 0.1
+
+    @pytest.mark.parametrize("head", ["linear", "mlp"])
+    def test_a_zero_head_gives_even_outputs(self, head):
+        model = create_model(self.NAME, head=head, zero_head=True)
+        assert not model(images(3, 1, 8, 8)).any()
+        assert create_model(self.NAME, head=head)(images(3, 1, 8, 8)).any()
+
+
+def _to_nan(model, *, device):
+    torch.nn.Module.to_empty(model, device=device)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float("nan"))
+    return model
