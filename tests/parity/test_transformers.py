@@ -76,7 +76,11 @@ def test_dinov2_for_image_classification(size, registers):
     theirs = redraw(getattr(transformers, f"{kind}ForImageClassification")(config), seed=1)
     ours = create_model(
         "vit_small_patch14_reg4_dinov2" if registers else "vit_small_patch14_dinov2",
-        embed_dim=96, depth=5, num_classes=37, global_pool="cls_mean", pos_prefix=True,
+        embed_dim=96,
+        depth=5,
+        num_classes=37,
+        global_pool="cls_mean",
+        pos_prefix=True,
         pos_resize=PositionResize(antialias=registers),
     ).eval()
     base = "dinov2_with_registers" if registers else "dinov2"

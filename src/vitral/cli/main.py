@@ -6,7 +6,6 @@
 import contextlib
 import io
 import os
-import re
 import sys
 import tempfile
 import traceback
@@ -94,10 +93,8 @@ def parse(options: Callable[..., Any], args: list[str], prog: str) -> Any:
 
 def _one_line(boxed: str, prog: str) -> str:
     """Turn tyro's box of several lines into one: what is wrong, what was near it, where the help is."""
-    lines = [re.sub(r"[╭╮╰╯│─]+", "", line).strip() for line in boxed.splitlines()]
-    lines = [line for line in lines[1:] if line]  # the first is the box's title
-    end = next(
-        (i for i, line in enumerate(lines) if line.startswith(("Got errors", "Argument help", "For full help"))),
-        None,
-    )
+    lines = [line.strip(" ╰╯│─") for line in boxed.splitlines()[1:]]  # the first is the title
+    lines = [line for line in lines if line.strip("-")]
+    details = ("Got errors", "Argument help", "For full help")
+    end = next((i for i, line in enumerate(lines) if line.startswith(details)), None)
     return f"{' '.join(lines[:end]).rstrip('.')}. Run {prog} --help for all options."
