@@ -24,20 +24,22 @@ $(VENV)/dev.stamp: $(VENV)/core.stamp
 setup: $(VENV)/dev.stamp  ## Make .venv with everything that work on vitral needs.
 
 demo: $(VENV)/core.stamp  ## Walk an image through the equations; pictures go to demo/.
-	@$(BIN)/python docs/notebooks/vit_step_by_step.py
+	@MPLBACKEND=agg $(BIN)/python docs/notebooks/vit_step_by_step.py
 
 test: $(VENV)/dev.stamp  ## Run the tests, but for the slow ones.
 	@$(BIN)/python -m pytest -n 2 -q -m "not slow"
+	@echo "left out: tests marked slow (minutes each); make test-all runs them too"
 
-test-all: $(VENV)/dev.stamp
+test-all: $(VENV)/dev.stamp  ## Run every test.
 	@$(BIN)/python -m pytest -n 2 -q
 
 check: lint types imports test-all  ## All that CI runs: format, lint, types, import directions, every test.
 
-format: $(VENV)/dev.stamp  ## Format the code, and bring the line numbers of docs/equations.md up to date.
+format: $(VENV)/dev.stamp  ## Format the code, and bring docs/equations.md and docs/options.md up to date.
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix --quiet .
 	@$(BIN)/python scripts/equation_lines.py --write
+	@$(BIN)/python scripts/options_page.py --write
 
 lint: $(VENV)/dev.stamp
 	@$(BIN)/ruff format --check .
@@ -51,9 +53,10 @@ imports: $(VENV)/dev.stamp
 
 bench: $(VENV)/dev.stamp  ## Measure speed beside timm and transformers; tables and JSON go to benchmarks/results/.
 	@$(BIN)/python benchmarks/forward.py
+	@$(BIN)/python benchmarks/startup.py
 
 notebooks: $(VENV)/dev.stamp  ## Turn docs/notebooks/*.py into executed .ipynb files beside them.
 	@$(BIN)/jupytext --to ipynb --execute docs/notebooks/*.py
 
 clean:  ## Remove .venv and everything that was made.
-	@rm -rf $(VENV) demo dist build .pytest_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) demo dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache docs/notebooks/*.ipynb

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
 from vitral.config import PositionResize, Preprocess, ViTConfig, pair
@@ -37,7 +38,12 @@ from vitral.errors import ConfigError, UnknownNameError, VitralError
             "sincos2d need embed_dim to be a multiple of 4, got 6",
         ),
         ({"embed_dim": 5, "num_heads": 1, "act": "swiglu", "mlp_ratio": 1}, "must be even, got 5"),
-        ({"embed_dim": 5, "num_heads": 1, "mlp_ratio": 0}, r"embed_dim \* mlp_ratio must be at least 1, got 0 \* 5"),
+        ({"embed_dim": 5, "num_heads": 1, "mlp_ratio": 0}, r"embed_dim \* mlp_ratio must be at least 1, got 5 \* 0"),
+        ({"qkv_bias": "no"}, "qkv_bias must be True or False, got 'no'"),
+        ({"class_token": 1}, "class_token must be True or False, got 1"),
+        ({"init_values": "x"}, "init_values must be a number of at least 0, got 'x'"),
+        ({"init_values": float("nan")}, "init_values must be a number of at least 0, got nan"),
+        ({"pos_resize": "bilinear"}, r"pos_resize must be a PositionResize\(\.\.\.\), got 'bilinear'"),
         ({"stem": "conv", "patch_size": 14}, "patch_size must be a power of 2, got 14x14"),
     ],
 )
@@ -52,6 +58,20 @@ def test_what_cannot_be_is_one_clear_sentence(options, message):
 def test_an_unknown_option_names_the_nearest():
     with pytest.raises(UnknownNameError, match="unknown option 'embed_dims'; did you mean embed_dim"):
         ViTConfig.from_dict({"embed_dims": 3})
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [("pretrained", "create_model gives fresh weights"), ("no_embed_class", "is pos_prefix=False here")],
+)
+def test_a_word_of_timms_is_translated(option, hint):
+    with pytest.raises(UnknownNameError, match=hint):
+        ViTConfig.from_dict({option: True})
+
+
+def test_numbers_of_numpy_are_numbers():
+    config = ViTConfig(depth=np.int64(3), img_size=np.int32(32), init_values=np.float32(0.5))
+    assert json.loads(json.dumps(config.to_dict()))["depth"] == 3
 
 
 def test_a_config_survives_json():

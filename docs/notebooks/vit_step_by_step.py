@@ -20,11 +20,13 @@
 # Run it as a script (`make demo`), as a notebook (`make notebooks`), or cell by cell in an editor.
 
 # %%
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from matplotlib.patheffects import withStroke
 
 from vitral import create_model
 from vitral.config import ViTConfig
@@ -66,7 +68,7 @@ print(f"image x       {tuple(x.shape)}   B, C, H, W")
 print(
     f"patches x_p   {tuple(x_p.shape)}      B, N, P*P*C   with N = {x.shape[2] * x.shape[3]} / {P * P} = {x_p.shape[1]}"
 )
-print(f"each patch is even: {[f'{patch.unique().item():.1f}' for patch in x_p[0]]}")
+print(f"each patch has one value: {[f'{patch.unique().item():.1f}' for patch in x_p[0]]}")
 assert torch.equal(unpatchify(x_p, P, (2, 2)), x), "nothing is lost"
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(7, 3.2), width_ratios=[1, 1.25], layout="constrained")
@@ -74,9 +76,19 @@ left.imshow(x[0, 0], cmap="gray", vmin=0, vmax=1)
 left.set(title="8 x 8 image, four 4 x 4 patches", xticks=range(8), yticks=range(8))
 left.axhline(3.5, color="tab:red", lw=2)
 left.axvline(3.5, color="tab:red", lw=2)
+outline = [withStroke(linewidth=3, foreground="white")]
 for i in range(4):
     row, column = divmod(i, 2)
-    left.text(4 * column + 1.5, 4 * row + 1.5, f"p{row}{column}", color="tab:red", ha="center", va="center", size=14)
+    left.text(
+        4 * column + 1.5,
+        4 * row + 1.5,
+        f"p{row}{column}",
+        color="tab:red",
+        ha="center",
+        va="center",
+        size=14,
+        path_effects=outline,
+    )
 right.imshow(x_p[0], cmap="gray", vmin=0, vmax=1)
 right.set(title="the same as a sequence: 4 vectors of 16 pixels", yticks=range(4), xlabel="pixel within the patch")
 right.set_yticklabels(["p00", "p01", "p10", "p11"])
@@ -143,9 +155,7 @@ show("2_positions_toy")
 
 # %%
 shuffled = unpatchify(x_p[:, [3, 1, 0, 2]], P, (2, 2))
-unplaced = VisionTransformer(
-    ViTConfig(**(toy.config.to_dict() | {"positions": "none", "pos_resize": toy.config.pos_resize}))
-)
+unplaced = VisionTransformer(replace(toy.config, positions="none"))
 unplaced.load_state_dict(toy.state_dict())
 with torch.no_grad():
     for name, model in (("without positions", unplaced.eval()), ("with positions   ", toy)):
@@ -178,6 +188,27 @@ with torch.no_grad():
     print(
         f"attention of a block: {tuple(rows[0].shape)} B, h, queries, keys; a row sums to {rows[0][0, 0, 0].sum():.4f}"
     )
+
+# %% [markdown]
+# What each token looks at: one softmax row per token, for each head of each block. `model.attention` computes exactly
+# the rows that are asked for. A fresh model looks at everything alike; larger weights give the heads opinions.
+
+# %%
+with torch.no_grad():
+    for block in toy.blocks:
+        block.attn.qkv.weight.normal_(0, 0.7)
+    rows = toy.attention(x, "all", "all")
+names = ["CLS", "p00", "p01", "p10", "p11"]
+figure, axes = plt.subplots(1, 4, figsize=(9, 2.7), layout="constrained")
+for i, axis in enumerate(axes):
+    block, head = divmod(i, 2)
+    drawn = axis.imshow(rows[block][0, head], vmin=0, vmax=max(float(r.max()) for r in rows))
+    axis.set(title=f"block {block + 1}, head {head + 1}", xticks=range(5), yticks=range(5), xlabel="key")
+    axis.set_xticklabels(names, rotation=45)
+    axis.set_yticklabels(names)
+axes[0].set_ylabel("query")
+figure.colorbar(drawn, ax=axes, label="attention")
+show("3_attention_toy")
 
 # %% [markdown]
 # ## 4. ViT-Base
@@ -214,19 +245,21 @@ print(f"logits                      {tuple(logits.shape)}")
 cost = model_cost(base.config)
 print(f"parameters {cost.params:,}; multiply-adds {cost.macs / 1e9:.3f} x 10^9")
 
-figure, (left, right) = plt.subplots(1, 2, figsize=(8, 4), layout="constrained")
+figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.6), width_ratios=[1, 1.7], layout="constrained")
 left.imshow(picture.permute(1, 2, 0))
 for at in range(16, 224, 16):
     left.axhline(at - 0.5, color="white", lw=0.6)
     left.axvline(at - 0.5, color="white", lw=0.6)
 left.set(title="224 x 224 in patches of 16 x 16: N = 196", xticks=[0, 112, 223], yticks=[0, 112, 223])
-spaced = torch.ones(14 * 18, 14 * 18, 3)
+line = torch.ones(7 * 20, 28 * 18, 3)  # the sequence, written like text: seven lines of 28 patches
 for i, patch in enumerate(unpatchify(x_p[0][:, None], 16, (1, 1))):
-    row, column = divmod(i, 14)
-    spaced[18 * row + 1 : 18 * row + 17, 18 * column + 1 : 18 * column + 17] = (patch * std + mean).permute(1, 2, 0)
-right.imshow(spaced.clamp(0, 1))
-right.set(title="the sequence, read row by row", xticks=[], yticks=[])
-show("3_patches_base")
+    row, column = divmod(i, 28)
+    line[20 * row + 2 : 20 * row + 18, 18 * column + 1 : 18 * column + 17] = (patch * std + mean).permute(1, 2, 0)
+right.imshow(line.clamp(0, 1))
+right.set(title="the sequence the model reads, in lines of 28", xticks=[], yticks=[10 + 20 * r for r in range(7)])
+right.set_yticklabels([str(28 * r + 1) for r in range(7)])
+right.spines[:].set_visible(False)
+show("4_patches_base")
 
 # %% [markdown]
 # The similarity of one position to all others, for the 2D sinusoid on the 14 x 14 grid: each small map belongs to one
@@ -236,7 +269,7 @@ show("3_patches_base")
 E_pos = sincos_2d((14, 14), 768)
 E_pos = E_pos / E_pos.norm(dim=1, keepdim=True)
 similarity = (E_pos @ E_pos.T).view(14, 14, 14, 14)
-figure, axes = plt.subplots(7, 7, figsize=(6.4, 6.6), layout="constrained")
+figure, axes = plt.subplots(7, 7, figsize=(7.4, 6.6), layout="constrained")
 for row in range(7):
     for column in range(7):
         axes[row, column].imshow(similarity[2 * row, 2 * column], vmin=float(similarity.min()), vmax=1)
@@ -245,10 +278,12 @@ for row in range(7):
             axes[row, column].set_xlabel(2 * column)
         if column == 0:
             axes[row, column].set_ylabel(2 * row)
-figure.suptitle("cosine similarity of each position to all others", fontsize=10)
+drawn = axes[0, 0].images[0]
+figure.colorbar(drawn, ax=axes, shrink=0.5, label="cosine similarity")
+figure.suptitle("similarity of a position to all others, every second patch", fontsize=10)
 figure.supxlabel("column of the patch", fontsize=9)
 figure.supylabel("row of the patch", fontsize=9)
-show("4_position_similarity")
+show("5_position_similarity")
 
 # %% [markdown]
 # ## 5. What a smaller patch costs
@@ -273,4 +308,4 @@ axis.bar(names, square, bottom=linear, label="quadratic: softmax(Q K^T) V")
 axis.set(ylabel="10^9 multiply-adds", title="ViT-Base on one 224 x 224 image")
 axis.legend(frameon=False)
 axis.spines[["top", "right"]].set_visible(False)
-show("5_cost_of_patches")
+show("6_cost_of_patches")

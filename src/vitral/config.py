@@ -6,9 +6,10 @@ Frozen dataclasses that check themselves when made and travel as plain dictionar
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from numbers import Integral, Real
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
-from vitral.errors import ConfigError, VitralError, unknown_name
+from vitral.errors import ConfigError, UnknownNameError, VitralError, unknown_name
 
 PositionKind = Literal["learned", "sincos1d", "sincos2d", "none"]
 PositionResizeMode = Literal["bilinear", "bicubic", "bilinear_corners", "bicubic_corners"]
@@ -19,19 +20,32 @@ Pooling = Literal["cls", "mean", "max", "map", "cls_mean"]
 HeadKind = Literal["linear", "mlp", "mlp_tanh"]
 Interpolation = Literal["bilinear", "bicubic"]
 CropMode = Literal["center", "squash"]
+AugmentPolicy = Literal["none", "rand", "trivial"]
+Optimizer = Literal["adamw", "muon"]
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Device = Literal["auto", "cpu", "cuda", "mps"]
+Select = Literal["last", "best"]
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 # What timm calls things, for the error that a timm user would otherwise puzzle over.
 _TIMM_WORDS = {"token": "cls", "avg": "mean", "learn": "learned"}
+_TIMM_OPTIONS = {
+    "pretrained": "create_model gives fresh weights",
+    "no_embed_class": "timm's no_embed_class=True is pos_prefix=False here",
+    "pos_embed": "timm's pos_embed is positions here",
+    "fc_norm": "timm's fc_norm is norm_after_pool here",
+    "act_layer": "timm's act_layer is act here, a word such as 'gelu'",
+    "dynamic_img_size": "it is not needed: every model takes any size that the patch divides",
+}
 
 
 def pair(value: int | Sequence[int], name: str = "size") -> tuple[int, int]:
     """Return `(height, width)` of a size given as one number or two."""
-    both = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, Sequence) else ()
+    both = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value, value)
     if len(both) != 2 or any(not _is_whole(v) or v < 1 for v in both):
         raise ConfigError(f"{name} must be a positive whole number or two of them (height, width), got {value!r}.")
-    return both
+    return int(both[0]), int(both[1])
 
 
 def check_divides(side: int, patch: int, name: str, error: type[VitralError] = ConfigError, remedy: str = "") -> None:
@@ -43,7 +57,7 @@ def check_divides(side: int, patch: int, name: str, error: type[VitralError] = C
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 class Options:
@@ -59,13 +73,19 @@ class Options:
         types = get_type_hints(cls)
         for key in options:
             if key not in types:
+                if key in _TIMM_OPTIONS:
+                    raise UnknownNameError(f"unknown option {key!r}; {_TIMM_OPTIONS[key]}.")
                 raise unknown_name("option", key, types)
         return cls(**{key: _plain_to_option(types[key], value) for key, value in options.items()})
 
     def _check_choices(self) -> None:
-        """Raise unless every field of a `Literal` type holds one of its values."""
+        """Raise unless every switch is True or False, every word one of its values, and every group of options one."""
         for name, kind in get_type_hints(type(self)).items():
             value = getattr(self, name)
+            if kind is bool and not isinstance(value, bool):
+                raise ConfigError(f"{name} must be True or False, got {value!r}.")
+            if isinstance(kind, type) and issubclass(kind, Options) and not isinstance(value, kind):
+                raise ConfigError(f"{name} must be a {kind.__name__}(...), got {value!r}.")
             if get_origin(kind) is Literal and value not in get_args(kind):
                 hint = f"; timm's {value!r} is {_TIMM_WORDS[value]!r} here" if value in _TIMM_WORDS else ""
                 raise ConfigError(f"{name} must be one of {', '.join(get_args(kind))}, got {value!r}{hint}.")
@@ -74,8 +94,10 @@ class Options:
         """Raise unless each named field is a number from `low` to `high`, `high` itself excluded."""
         for name in names:
             value = getattr(self, name)
-            right = _is_whole(value) if whole else isinstance(value, int | float) and not isinstance(value, bool)
-            if not right or not low <= value < high:
+            right = _is_whole(value) if whole else isinstance(value, Real) and not isinstance(value, bool)
+            if right and low <= value < high:
+                object.__setattr__(self, name, int(value) if whole else float(value))
+            else:
                 kind = "a whole number" if whole else "a number"
                 limit = f"of at least {low:g}" if high == math.inf else f"from {low:g} to below {high:g}"
                 raise ConfigError(f"{name} must be {kind} {limit}, got {value!r}.")
@@ -188,7 +210,7 @@ class ViTConfig(Options):
     positions: PositionKind = "learned"
     """Where a patch is: a learned table, a fixed sinusoid over the sequence or over rows and columns, or nothing."""
     pos_prefix: bool = True
-    """Give [CLS] a position of its own (add after prepending) or none (add, then prepend)."""
+    """Give [CLS] a row of its own in a learned table or 1D sinusoid; a 2D sinusoid has no place for it either way."""
     pos_resize: PositionResize = PositionResize()
     """How a learned table reaches another grid."""
     pre_norm: bool = False
@@ -227,7 +249,7 @@ class ViTConfig(Options):
         self._check_numbers(["in_chans", "embed_dim", "depth", "num_heads"], 1, whole=True)
         self._check_numbers(["num_classes", "reg_tokens"], 0, whole=True)
         self._check_numbers([f.name for f in fields(self) if f.name.endswith("_rate")], 0, 1)
-        self._check_numbers(["mlp_ratio", "norm_eps"], 0)
+        self._check_numbers(["mlp_ratio", "norm_eps"] + ["init_values"] * (self.init_values is not None), 0)
         self._check_parts()
 
     def _check_parts(self) -> None:
@@ -255,7 +277,7 @@ class ViTConfig(Options):
                 f"swiglu halves the MLP's first layer, so embed_dim * mlp_ratio must be even, got {self.mlp_width}."
             )
         if self.mlp_width < 1:
-            raise ConfigError(f"embed_dim * mlp_ratio must be at least 1, got {self.mlp_ratio!r} * {D}.")
+            raise ConfigError(f"embed_dim * mlp_ratio must be at least 1, got {D} * {self.mlp_ratio:g}.")
         if self.stem == "conv" and (P_h & (P_h - 1) or P_w & (P_w - 1)):
             raise ConfigError(
                 f"a conv stem halves the image step by step, so patch_size must be a power of 2, got {P_h}x{P_w}."
@@ -313,3 +335,129 @@ class ViTConfig(Options):
         widths = [max(8, self.embed_dim >> (count - 1 - i)) for i in range(count - 1)] + [self.embed_dim]
         strides = [(1 + (i >= count - halvings[0]), 1 + (i >= count - halvings[1])) for i in range(count)]
         return list(zip([self.in_chans, *widths], widths, strides, strict=False))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmentation(Options):
+    """What is done to training images at random. Everything off by default: a recipe turns on what its data likes."""
+
+    crop_scale: float = 1.0
+    """Random resized crop of at least this share of the area; 1 for none."""
+    flip: float = 0.0
+    """Probability of a mirror image, left to right."""
+    shift: float = 0.0
+    """Largest shift, as a share of the side."""
+    rotate: float = 0.0
+    """Largest turn, in degrees."""
+    zoom: float = 0.0
+    """Largest magnification or reduction: 0.1 for up to 10 %."""
+    shear: float = 0.0
+    """Largest shear."""
+    policy: AugmentPolicy = "none"
+    """`rand`: RandAugment, several operations of one strength; `trivial`: TrivialAugment, one of random strength."""
+    operations: int = 2
+    """Operations of RandAugment."""
+    magnitude: float = 0.5
+    """Strength of RandAugment, 0 to 1."""
+    color_jitter: float = 0.0
+    """Largest change of brightness, contrast and saturation."""
+    erasing: float = 0.0
+    """Probability of a random box set to the mean colour."""
+    mixup: float = 0.0
+    """Alpha of mixup; 0 for none."""
+    cutmix: float = 0.0
+    """Alpha of cutmix; 0 for none. With mixup too, each takes half of the images."""
+    repeats: int = 1
+    """Repeated augmentation: views of an image in one epoch, which then has as many fewer images."""
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        names = ["flip", "shift", "zoom", "shear", "magnitude", "color_jitter", "erasing"]
+        self._check_numbers(names, 0, 1 + 1e-9)
+        self._check_numbers(["rotate", "mixup", "cutmix"], 0)
+        self._check_numbers(["operations", "repeats"], 1, whole=True)
+        if not 0 < self.crop_scale <= 1:
+            raise ConfigError(f"crop_scale must be above 0 and at most 1, got {self.crop_scale!r}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(Options):
+    """Everything that decides how a model is trained."""
+
+    model: str = "vit_nano_conv_patch2_8"
+    """Name of a model; `vitral models` lists them."""
+    img_size: int | tuple[int, int] | None = None
+    """Height and width the images are brought to; by default the model's."""
+    epochs: int = 30
+    """Passes over the training images."""
+    max_minutes: float | None = None
+    """Stop after this many minutes, with the schedule ending on time."""
+    batch_size: int = 128
+    """Images in a step, over all processes."""
+    accumulate: int = 1
+    """Parts that a step is computed in, to save memory."""
+    optimizer: Optimizer = "adamw"
+    """AdamW, or Muon for the matrices in the blocks and AdamW for the rest."""
+    lr: float = 1e-3
+    """Peak learning rate of AdamW."""
+    muon_lr: float = 0.02
+    """Peak learning rate of Muon's matrices."""
+    weight_decay: float = 0.05
+    """Decay of weights; norms, biases, positions and tokens are left out."""
+    layer_decay: float = 1.0
+    """Factor on the learning rate from each block to the one before it."""
+    warmup_epochs: float = 1.0
+    """Epochs over which the learning rate rises from 0."""
+    min_lr: float = 0.0
+    """Where the learning rate ends, as a share of its peak."""
+    clip_grad: float | None = 1.0
+    """Largest norm of the gradient; None for no clipping."""
+    ema: float = 0.99
+    """Decay of the averaged weights, which are the ones kept; 0 for none."""
+    label_smoothing: float = 0.0
+    """Share of a target that is spread over all classes."""
+    drop_path_rate: float = 0.0
+    """Stochastic depth."""
+    freeze: str = ""
+    """Parts that are not trained, by the start of their parameter names, separated by commas."""
+    checkpoint_blocks: bool = False
+    """Recompute each block in the backward pass: slower, with far less memory."""
+    precision: Precision = "auto"
+    """Numbers to compute in; auto is fp32 on a CPU."""
+    device: Device = "auto"
+    """Where to compute."""
+    val_fraction: float = 0.1
+    """Part of the training images kept for validation where the data has no validation part."""
+    test_fraction: float = 0.0
+    """Part kept for testing where the data has no test part."""
+    select: Select = "last"
+    """Keep the last averaged weights, or the ones that were best on the validation part."""
+    eval_every: int = 1
+    """Epochs between evaluations on the validation part."""
+    save_minutes: float = 5.0
+    """Minutes between checkpoints; there is also one at the end of the run."""
+    save_steps: int | None = None
+    """Steps between checkpoints, instead of minutes."""
+    log_steps: int = 10
+    """Steps between lines of metrics.jsonl."""
+    max_bad_steps: int = 10
+    """Steps in a row with a loss that is not finite, after which training stops."""
+    workers: int = 0
+    """Processes that read image files; 0 reads them in the main process."""
+    strict: bool = False
+    """Stop at the first image that cannot be read, instead of going on without it."""
+    seed: int = 0
+    """Decides the starting weights, the order and the augmentation."""
+    augment: Augmentation = Augmentation()
+    """What is done to training images at random."""
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        whole = ["epochs", "batch_size", "accumulate", "eval_every", "log_steps", "max_bad_steps"]
+        self._check_numbers(whole, 1, whole=True)
+        self._check_numbers(["workers"], 0, whole=True)
+        self._check_numbers(["lr", "muon_lr", "weight_decay", "warmup_epochs", "save_minutes"], 0)
+        self._check_numbers(["ema", "label_smoothing", "drop_path_rate", "val_fraction", "test_fraction"], 0, 1)
+        self._check_numbers(["min_lr", "layer_decay"], 0, 1 + 1e-9)
+        if self.batch_size % self.accumulate:
+            raise ConfigError(f"accumulate must divide batch_size ({self.batch_size}), got {self.accumulate}.")

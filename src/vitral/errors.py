@@ -3,7 +3,11 @@
     VitralError
     ├── ConfigError        an option, or a combination of options, that cannot be
     ├── UnknownNameError   a name that is in no table of ours
-    └── InputError         an image or tensor the model cannot take
+    ├── InputError         a tensor the model cannot take
+    ├── ImageError         a file or bytes that do not become an image
+    ├── DataError          a data set that cannot be used as asked
+    ├── CheckpointError    a checkpoint or run that cannot be written, read or gone on with
+    └── TrainingError      a training run that cannot go on
 
 A message says what is wrong, what was received and how to mend it, in one sentence that the command line and the
 server show unchanged. Our own mistakes are assertions, not members of this tree.
@@ -26,13 +30,29 @@ class UnknownNameError(VitralError, LookupError):
 
 
 class InputError(VitralError, ValueError):
-    """An image or tensor the model cannot take."""
+    """A tensor the model cannot take."""
+
+
+class ImageError(VitralError, ValueError):
+    """A file or bytes that do not become an image."""
+
+
+class DataError(VitralError, ValueError):
+    """A data set that cannot be used as asked."""
+
+
+class CheckpointError(VitralError):
+    """A checkpoint or run that cannot be written, read or gone on with."""
+
+
+class TrainingError(VitralError):
+    """A training run that cannot go on."""
 
 
 def unknown_name(what: str, name: object, known: Iterable[str], list_with: str = "") -> UnknownNameError:
     """Return the error for `name`, with the nearest known names, or all of them when they are few."""
     known = sorted(known)
-    near = get_close_matches(str(name), known, n=3, cutoff=0.5)
+    near = get_close_matches(str(name).lower(), known, n=3, cutoff=0.5)
     if near:
         remedy = f"did you mean {' or '.join(near)}?"
     elif len(known) <= 12:

@@ -22,7 +22,7 @@ def test_a_notebook_runs_as_a_script_and_draws_what_it_says(path, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     said = [line.split("picture: ")[1] for line in done.stdout.splitlines() if "picture: " in line]
-    assert len(said) == 5
+    assert len(said) == 6
     for picture in said:
         assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
     for golden in ("4.00 3.54 3.54 3.08", "0.841471", "(1, 197, 768)", "86,567,656", "616,225", "17.564"):
@@ -36,4 +36,4 @@ def test_a_notebook_runs_as_a_notebook(path, tmp_path):
     assert sum(cell.cell_type == "code" for cell in notebook.cells) > 8
     nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     pictures = [o for c in notebook.cells for o in c.get("outputs", []) if "image/png" in o.get("data", {})]
-    assert len(pictures) == 5
+    assert len(pictures) == 6

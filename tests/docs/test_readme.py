@@ -1,5 +1,6 @@
 """What README tells people to type works."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -59,6 +60,16 @@ def test_the_number_of_models_is_true():
     from vitral import list_models
 
     assert f"| names | {len(list_models())} models" in README
+
+
+def test_the_speed_table_is_what_was_measured():
+    rows = json.loads((ROOT / "benchmarks" / "results" / "forward.json").read_text())["rows"]
+    for row in rows:
+        name = {"tiny": "Ti/16", "small": "S/16", "base": "B/16"}[row["model"]]
+        speed = row["images_per_second"]
+        numbers = " | ".join(f"{speed[peer]:#.3g}" for peer in ("vitral", "timm", "transformers"))
+        ratio = f"{row['ratio']:.3f} ± {row['ratio_error']:.3f} | {row['share_of_gemm_rate']:.0%}".replace("%", " %")
+        assert f"| {name} | {row['batch']} | {numbers} | {ratio} |" in README
 
 
 def test_make_targets_exist():

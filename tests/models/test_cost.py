@@ -1,9 +1,11 @@
+from typing import get_args
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from helpers import images
-from vitral.config import ViTConfig
+from vitral.config import Activation, ViTConfig
 from vitral.models.cost import model_cost
 from vitral.models.vit import VisionTransformer
 from vitral.models.zoo import MODELS, model_spec
@@ -70,7 +72,11 @@ def test_counts_are_those_of_the_built_variant(options):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"init_values": 0.1}, {"act": "swiglu", "mlp_ratio": 2}, {"block": "post"}, {"reg_tokens": 5}]
+    "options",
+    [
+        *[{"act": act, "mlp_ratio": 2} for act in get_args(Activation)],
+        *[{"init_values": 0.1}, {"block": "post"}, {"reg_tokens": 5}],
+    ],
 )
 def test_activations_are_what_training_keeps_in_the_blocks(options):
     """Counted by autograd itself: every tensor saved for the backward pass, parameters apart, each storage once."""

@@ -224,6 +224,17 @@ class TestPadAndMask:
         assert not rows[2][1, :, :, 1 + 3 :].any()
         torch.testing.assert_close(rows[2].sum(-1), torch.ones(2, 5, 13))
 
+    def test_what_is_masked_may_be_anything(self):
+        model, x = small(), images(2, 3, 6, 10)
+        mask = torch.ones(2, 6, 10, dtype=torch.bool)
+        mask[0, 4:] = False
+        broken = x.masked_fill(~mask[:, None], math.nan)
+        assert torch.equal(model(broken, mask=mask), model(x, mask=mask))
+
+    def test_a_mask_that_is_no_tensor_is_an_error(self):
+        with pytest.raises(InputError, match=r"mask must be a boolean tensor .*, got str"):
+            small()(images(2, 3, 6, 10), mask="left")
+
     @pytest.mark.parametrize("mask", [torch.ones(2, 6, 9, dtype=torch.bool), torch.ones(2, 6, 10)])
     def test_a_mask_of_another_shape_or_kind_is_an_error(self, mask):
         with pytest.raises(
@@ -252,10 +263,14 @@ class TestPacked:
         alone = torch.cat([model(image[None], pad=True) for image in batch])
         assert difference(model.forward_packed(batch, pad=True), alone) < 1e-5
 
+    def test_an_error_names_the_image(self):
+        with pytest.raises(InputError, match="image number 1: image height must be a multiple of patch_size"):
+            small().forward_packed([images(3, 6, 10), images(3, 7, 10)])
+
     def test_bad_lists_are_errors(self):
         with pytest.raises(InputError, match="empty list"):
             small().forward_packed([])
-        with pytest.raises(InputError, match=r"list of \(C, H, W\) tensors, got shape \(1, 3, 6, 10\)"):
+        with pytest.raises(InputError, match=r"list of \(C, H, W\) tensors, got \(1, 3, 6, 10\) as number 0"):
             small().forward_packed([images(1, 3, 6, 10)])
 
 
@@ -338,12 +353,12 @@ class TestLookingInside:
     def test_intermediate_of_padded_images_has_the_padded_grid(self):
         assert small().intermediate(images(1, 3, 7, 12), [0], pad=True)[0].shape == (1, 20, 4, 3)
 
-    @pytest.mark.parametrize("layers", [[3], [-4], [], "last", 1])
+    @pytest.mark.parametrize("layers", [[3], [-4], [], "last", 1, None, 2.0, ["0"]])
     def test_a_layer_that_is_not_there_is_an_error(self, layers):
         with pytest.raises(InputError, match="layers must be 'all' or a list of block numbers from -3 to 2, got"):
             small().intermediate(images(1, 3, 6, 10), layers)
 
-    @pytest.mark.parametrize("queries", [[7], [-8], [0.5], [[0]]])
+    @pytest.mark.parametrize("queries", [[7], [-8], [0.5], [[0]], None])
     def test_a_token_that_is_not_there_is_an_error(self, queries):
         with pytest.raises(InputError, match="queries must be token indices from -7 to 6, got"):
             small().attention(images(1, 3, 6, 10), queries=queries)
@@ -367,6 +382,7 @@ class TestBadInput:
             (torch.zeros(0, 3, 6, 10), r"must not be empty, got shape \(0, 3, 6, 10\)"),
             (torch.full((1, 3, 6, 10), math.nan), "must be finite, got 180 NaN or infinite values"),
             (torch.full((1, 3, 6, 10), math.inf), "must be finite, got 180 NaN or infinite values"),
+            (images(1, 3, 6, 10).double(), r"must be torch\.float32 like the model, got torch\.float64"),
             ([[1.0]], r"must be a torch tensor \(B, C, H, W\), got list"),
         ],
     )
@@ -376,6 +392,104 @@ class TestBadInput:
 
     def test_large_finite_pixels_are_not_mistaken_for_infinite_ones(self):
         assert small()(torch.full((1, 3, 6, 10), 3e38)).shape == (1, 7)
+
+
+def grads(model, scalar):
+    return torch.autograd.grad(scalar, list(model.parameters()))
+
+
+def test_gradients_are_the_same_by_every_way(model):
+    """Through the short cut of the last block, through all tokens, and packed."""
+    x = pixels(model)
+    with torch.enable_grad():
+        direct = grads(model, model(x).square().sum())
+        by_features = grads(model, model.forward_head(model.forward_features(x)).square().sum())
+        packed = grads(model, model.forward_packed(list(x)).square().sum())
+    for (name, _), a, b, c in zip(model.named_parameters(), direct, by_features, packed, strict=True):
+        assert difference(a, b) < 1e-4, name
+        assert difference(c, b) < 1e-4, name
+
+
+class Wrapped(torch.nn.Module):
+    """What LoRA does to a layer."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, z):
+        return 2 * self.inner(z)
+
+
+@pytest.mark.parametrize("how", ["wrapped", "hooked"])
+def test_what_is_put_around_qkv_acts_by_every_way(how):
+    model = small()
+    x = pixels(model)
+    before, rows_before = model(x), model.attention(x)[0]
+    attn = model.blocks[-1].attn
+    if how == "wrapped":
+        attn.qkv = Wrapped(attn.qkv)
+    else:
+        attn.qkv.register_forward_hook(lambda module, args, output: 2 * output)
+    assert difference(model(x), model.forward_head(model.forward_features(x))) < 1e-5
+    assert difference(model(x), before) > 1e-3
+    assert difference(model.attention(x)[0], rows_before) > 1e-3
+    attn.qkv = torch.nn.Linear(20, 60)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_gradients_of_single_samples_by_vmap():
+    from torch.func import functional_call, grad, vmap
+
+    model = small()
+    x = pixels(model, B=3)
+    weights = dict(model.named_parameters())
+
+    def loss(weights, image):
+        return functional_call(model, weights, (image[None],)).square().sum()
+
+    each = vmap(grad(loss), in_dims=(None, 0))({k: v.detach() for k, v in weights.items()}, x)
+    with torch.enable_grad():
+        whole = grads(model, model(x).square().sum())
+    for (name, _), expected in zip(model.named_parameters(), whole, strict=True):
+        assert difference(each[name].sum(0), expected) < 1e-4, name
+
+
+def test_weights_survive_a_state_dict(model):
+    twin = VisionTransformer(model.config).eval()
+    twin.load_state_dict(model.state_dict())
+    assert torch.equal(twin(pixels(model)), model(pixels(model)))
+
+
+def test_stochastic_depth_rises_through_the_blocks():
+    model = small(drop_path_rate=0.4)
+    for part in ("drop_path1", "drop_path2"):
+        assert [getattr(block, part).rate for block in model.blocks] == pytest.approx([0, 0.2, 0.4])
+
+
+def test_each_dropout_is_where_it_belongs():
+    """With everything dropped, what passes a dropout is zero."""
+    model = small(drop_rate=0.999999).train()
+    z = model.forward_features(pixels(model))
+    assert torch.equal(model.forward_head(z), model.head.bias.expand(2, -1))
+    assert torch.equal(model(pixels(model)), model.head.bias.expand(2, -1))
+    model = small(proj_drop_rate=0.999999).train()
+    assert not model.blocks[0].attn(z).any()
+    assert not model.blocks[0].mlp(z).any()
+    model = small(pos_drop_rate=0.999999).train()
+    assert not model.embed_tokens(pixels(model))[0].any()
+
+
+def test_visible_tokens_let_the_head_know_the_mask():
+    for pool in ("mean", "max", "map"):
+        model = small(class_token=False, global_pool=pool)
+        x = pixels(model)
+        mask = torch.ones(2, 6, 10, dtype=torch.bool)
+        mask[0, 4:] = False
+        z = model.forward_features(x, mask=mask)
+        assert difference(model.forward_head(z, model.visible_tokens(x, mask=mask)), model(x, mask=mask)) < 1e-6
+        assert difference(model.forward_head(z), model(x, mask=mask)) > 1e-4
+    assert model.visible_tokens(x) is None
 
 
 def test_dropout_and_stochastic_depth_act_in_training_only():
@@ -395,10 +509,14 @@ def test_a_head_of_no_classes_gives_the_embedding():
 
 
 def test_copies_are_independent_and_double_precision_works(model):
+    before = {name: value.clone() for name, value in model.state_dict().items()}
     twin = copy.deepcopy(model).double()
     x = images(1, 3, 2 * model.config.patch[0], 4 * model.config.patch[1])
     assert difference(twin(x.double()).float(), model(x)) < 1e-4
     assert twin(x.double()).dtype == torch.float64
+    for parameter in twin.parameters():
+        parameter.zero_()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_autocast_runs_and_is_near(model):
@@ -407,6 +525,17 @@ def test_autocast_runs_and_is_near(model):
         half = model(x)
     assert half.dtype == torch.float16
     assert 0 < difference(half.float(), model(x)) < 0.02
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert model.embed_tokens(x)[0].dtype == torch.float32  # the residual stream keeps its digits
+
+
+@pytest.mark.parametrize("variant", ["plain", "registers, LayerScale", "SigLIP", "sincos2d"])
+def test_it_exports_with_any_batch_size(variant):
+    model = small(**VARIANTS[variant])
+    batch = torch.export.Dim("batch", min=1, max=64)
+    exported = torch.export.export(model, (pixels(model, B=2),), dynamic_shapes={"x": {0: batch}})
+    x = pixels(model, B=5)
+    assert difference(exported.module()(x), model(x)) < 1e-5
 
 
 @pytest.mark.slow

@@ -58,6 +58,64 @@ def test_a_model_of_another_family_keeps_its_settings():
     assert (registers.pos_resize.offset, registers.pos_resize.antialias, registers.pos_rows) == (0.0, True, 0)
 
 
+IN = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+SETTINGS = {  # eps, activation, mean and std, resize, crop, position resize, rows for [CLS]
+    "vit_base_patch16_224": (1e-6, "gelu", HALF, "bicubic", "center", 0.9, ("bicubic", True, 0.0), 1),
+    "vit_base_patch16_224.augreg_in21k": (1e-6, "gelu", HALF, "bicubic", "center", 0.9, ("bicubic", True, 0.0), 1),
+    "vit_base_patch16_384": (1e-6, "gelu", HALF, "bicubic", "center", 1.0, ("bicubic", True, 0.0), 1),
+    "deit_base_patch16_224": (1e-6, "gelu", IN, "bicubic", "center", 0.875, ("bicubic", False, 0.0), 1),
+    "deit3_base_patch16_224": (1e-6, "gelu", IN, "bicubic", "center", 0.875, ("bicubic", False, 0.0), 0),
+    "vit_small_patch8_224.dino": (1e-6, "gelu", IN, "bicubic", "center", 0.875, ("bicubic", False, 0.1), 1),
+    "vit_base_patch16_224.mae": (1e-6, "gelu", IN, "bicubic", "center", 0.875, ("bicubic", False, 0.0), 1),
+    "vit_base_patch14_dinov2": (1e-6, "gelu", IN, "bicubic", "center", 0.875, ("bicubic", False, 0.1), 1),
+    "vit_giant_patch14_dinov2": (1e-6, "swiglu", IN, "bicubic", "center", 0.875, ("bicubic", False, 0.1), 1),
+    "vit_base_patch14_reg4_dinov2": (1e-6, "gelu", IN, "bicubic", "center", 0.875, ("bicubic", True, 0.0), 0),
+    "vit_base_patch16_clip_224": (1e-5, "gelu", CLIP, "bicubic", "center", 1.0, ("bicubic", True, 0.0), 1),
+    "vit_base_patch16_clip_quickgelu_224": (
+        1e-5,
+        "quick_gelu",
+        CLIP,
+        "bicubic",
+        "center",
+        1.0,
+        ("bicubic", True, 0.0),
+        1,
+    ),
+    "vit_base_patch16_siglip_224": (
+        1e-6,
+        "gelu_tanh",
+        HALF,
+        "bicubic",
+        "squash",
+        0.9,
+        ("bilinear_corners", False, 0.0),
+        0,
+    ),
+    "vit_lite_patch4_32": (1e-6, "gelu", HALF, "bicubic", "squash", 0.9, ("bicubic", True, 0.0), 1),
+}
+
+
+def test_the_settings_cover_every_family():
+    assert {MODELS[name].family for name in SETTINGS} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_of_the_families(name):
+    c, p = MODELS[name].config, MODELS[name].preprocess
+    resize = (c.pos_resize.mode, c.pos_resize.antialias, c.pos_resize.offset)
+    mean_std = (p.mean, p.std)
+    found = (c.norm_eps, c.act, mean_std, p.interpolation, p.crop_mode, p.crop_pct, resize, c.pos_rows)
+    assert found == SETTINGS[name]
+
+
+@pytest.mark.parametrize("seed", ["a", 1.5, -1, 2**70])
+def test_a_seed_that_is_none_is_an_error(seed):
+    with pytest.raises(ConfigError, match="seed must be a whole number from 0"):
+        create_model("vit_nano_patch2_8", seed=seed)
+
+
 def test_unknown_names_and_options_offer_the_nearest():
     with pytest.raises(
         UnknownNameError, match="unknown model 'vit_smal_patch16_224'; did you mean vit_small_patch16_224"
@@ -114,6 +172,7 @@ class TestStartingWeights:
         bound = (3 * 14 * 14) ** -0.5
         assert model.patch_embed.proj.weight.abs().max() <= bound
         assert model.patch_embed.proj.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.02)
+        assert 0.5 * bound < model.patch_embed.proj.bias.abs().max() <= bound
         assert difference(model.blocks[0].attn.qkv.weight, model.blocks[1].attn.qkv.weight) > 0.1
 
     @pytest.mark.parametrize("head", ["linear", "mlp"])

@@ -60,3 +60,10 @@ def test_a_dropped_sample_passes_a_pre_norm_block_unchanged():
     b, z = block(PreNormBlock, drop_path=0.999999).train(), images(B, N, D)
     assert torch.equal(b(z), z)
     assert difference(b.eval()(z), z) > 0.1
+
+
+@torch.no_grad()
+def test_a_dropped_sample_is_only_normalised_by_a_post_norm_block():
+    b, z = block(PostNormBlock, drop_path=0.999999).train(), images(B, N, D)
+    assert difference(b(z), layer_norm(b.norm2, layer_norm(b.norm1, z))) < 1e-6
+    assert difference(b.eval()(z), layer_norm(b.norm2, layer_norm(b.norm1, z))) > 0.1

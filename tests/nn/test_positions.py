@@ -133,6 +133,48 @@ def test_offset_hands_the_kernel_the_shifted_ratio():
     assert difference(ours, plain) > 1e-3
 
 
+def literal_resize(values, new, antialias):
+    """One axis by the definition: Keys' cubic kernel, widened by the ratio where it is to filter."""
+    old = len(values)
+    a, ratio = (-0.5, max(old / new, 1.0)) if antialias else (-0.75, 1.0)
+
+    def kernel(t):
+        t = abs(t)
+        if t < 1:
+            return (a + 2) * t**3 - (a + 3) * t**2 + 1
+        return a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a if t < 2 else 0.0
+
+    out = []
+    for i in range(new):
+        centre = (i + 0.5) * old / new - 0.5
+        if antialias:  # only what is there counts, and weights sum to 1
+            near = [j for j in range(old) if abs(j - centre) < 2 * ratio]
+            weights = [kernel((j - centre) / ratio) for j in near]
+        else:  # the border goes on for ever
+            near = [math.floor(centre) + k for k in (-1, 0, 1, 2)]
+            weights = [kernel(j - centre) for j in near]
+        total = sum(weights)
+        out.append(sum(w / total * values[min(max(j, 0), old - 1)] for w, j in zip(weights, near, strict=True)))
+    return out
+
+
+@pytest.mark.parametrize("antialias", [True, False])
+@pytest.mark.parametrize("new", [(3, 4), (11, 13), (9, 4)])
+def test_bicubic_resize_is_its_definition(new, antialias):
+    table = images(1, 7 * 5, 1, dtype=torch.float64)
+    ours = resize_positions(table, (7, 5), new, PositionResize(antialias=antialias)).view(new)
+    rows = [literal_resize(row, new[1], antialias) for row in table.view(7, 5).tolist()]
+    columns = [literal_resize(list(column), new[0], antialias) for column in zip(*rows, strict=True)]
+    torch.testing.assert_close(ours, torch.tensor(columns, dtype=torch.float64).T, rtol=0, atol=1e-6)
+
+
+def test_sinusoids_of_a_width_that_does_not_fit_are_errors():
+    with pytest.raises(InputError, match="even number of dimensions, got 5"):
+        sincos_1d(torch.arange(3), 5)
+    with pytest.raises(InputError, match="multiple of 4 dimensions, got 6"):
+        sincos_2d((2, 2), 6)
+
+
 def test_antialias_matters_when_the_grid_shrinks():
     table = images(1, 8 * 8, 3)
     with_filter = resize_positions(table, (8, 8), (3, 3), PositionResize(antialias=True))
@@ -215,8 +257,30 @@ class TestCache:
         cache = GridCache()
         for i in range(GridCache.LIMIT + 3):
             cache.get(i, lambda: torch.zeros(1))
-        assert len(cache._tables) == GridCache.LIMIT
-        assert 0 not in cache._tables
+        kept = cache._kept[1]
+        assert len(kept) == GridCache.LIMIT
+        assert 0 not in kept
+        assert GridCache.LIMIT + 2 in kept
+
+    def test_threads_may_share_it(self):
+        import sys
+        from concurrent.futures import ThreadPoolExecutor
+
+        positions, table = self.learned()
+        other = torch.nn.Parameter(table.detach() * 2)
+
+        def look(i):
+            grid, source = (3 + i % 31, 5), (table, other)[i % 2]
+            with torch.no_grad():
+                return difference(positions(grid, source, source), positions._compute(grid, source))
+
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            with ThreadPoolExecutor(8) as pool:
+                assert max(pool.map(look, range(2000))) == 0
+        finally:
+            sys.setswitchinterval(before)
 
     def test_sinusoids_follow_dtype_and_grid(self):
         positions = SinusoidalPositions(8, prefix=1, rows=1, two_d=True)

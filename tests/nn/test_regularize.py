@@ -27,6 +27,12 @@ def test_stochastic_depth_drops_whole_samples_at_its_rate_and_keeps_the_mean():
     assert float(y.mean()) == pytest.approx(1, abs=0.02)
 
 
+def test_given_noise_decides_which_samples_are_dropped():
+    depth = StochasticDepth(0.25).train()
+    depth.noise = torch.tensor([0.0, 0.2499, 0.25, 0.9])
+    assert torch.equal(depth(torch.ones(4, 2, 3))[:, 0, 0], torch.tensor([0, 0, 1 / 0.75, 1 / 0.75]))
+
+
 def test_rates_rise_linearly_from_0():
     assert stochastic_depth_rates(0.3, 4) == pytest.approx([0, 0.1, 0.2, 0.3])
     assert stochastic_depth_rates(0.3, 1) == [0]

@@ -37,9 +37,9 @@ class Options:
     """Width of a token."""
     depth: Annotated[int | None, _over("L")] = None
     """Number of blocks."""
-    num_heads: Annotated[int | None, _over("N")] = None
+    num_heads: Annotated[int | None, _over("h")] = None
     """Number of attention heads."""
-    mlp_ratio: Annotated[float | None, _over("R")] = None
+    mlp_ratio: Annotated[float | None, _over("RATIO")] = None
     """Width of the MLP as a multiple of D."""
     reg_tokens: Annotated[int | None, _over("R")] = None
     """Number of register tokens."""
@@ -128,6 +128,8 @@ def _share(count: int | None, total: int) -> tuple[str, str]:
 
 
 def _print_sweep(c: ViTConfig, sweep: dict[int, Cost]) -> None:
+    if not sweep:
+        return
     rows = [
         [
             f"{p}{' *' if (p, p) == c.patch else ''}",
@@ -139,9 +141,10 @@ def _print_sweep(c: ViTConfig, sweep: dict[int, Cost]) -> None:
         ]
         for p, cost in sweep.items()
     ]
+    own = " (* this model)" if c.patch[0] == c.patch[1] else ""
     print_table(
         "the same model with other patch sizes",
         ["patch", "tokens", "MACs", "of it attention", "entries per head", "attention memory per block"],
         rows,
-        note="half the patch side: 4 times the tokens, 16 times the attention entries (* this model)",
+        note=f"half the patch side: 4 times the tokens, 16 times the attention entries{own}",
     )

@@ -6,6 +6,7 @@
 import contextlib
 import io
 import os
+import re
 import sys
 import tempfile
 import traceback
@@ -42,13 +43,18 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     args = sys.argv[1:] if args is None else list(args)
     try:
-        return _run(args)
+        code = _run(args)
+        sys.stdout.flush()
+        return code
     except VitralError as error:
         print(f"vitral: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        print(f"vitral: {error.strerror or error}{f': {error.filename}' if error.filename else ''}.", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("vitral: stopped.", file=sys.stderr)
         return 130
@@ -94,7 +100,16 @@ def parse(options: Callable[..., Any], args: list[str], prog: str) -> Any:
 def _one_line(boxed: str, prog: str) -> str:
     """Turn tyro's box of several lines into one: what is wrong, what was near it, where the help is."""
     lines = [line.strip(" ╰╯│─") for line in boxed.splitlines()[1:]]  # the first is the title
-    lines = [line for line in lines if line.strip("-")]
-    details = ("Got errors", "Argument help", "For full help")
-    end = next((i for i, line in enumerate(lines) if line.startswith(details)), None)
-    return f"{' '.join(lines[:end]).rstrip('.')}. Run {prog} --help for all options."
+    text = " ".join(line for line in lines if line.strip("-"))
+    if wrong := re.search(r"Error parsing (\S+): .*? from \[(.*?)\]", text):
+        what = f"{wrong[1]} cannot take {wrong[2]}"
+    elif unknown := re.search(
+        r"Unrecognized options?: (.*?)(?: Perhaps you meant: (\S+).*)?(?: For full help.*)?$", text
+    ):
+        near = f"; did you mean {unknown[2]}?" if unknown[2] else "."
+        what = f"unknown option or surplus word {unknown[1]}{near}".rstrip(".")
+    elif missing := re.search(r"Missing from .*?: (\S+)", text):
+        what = f"{missing[1]} is missing"
+    else:
+        what = text.partition(" For full help")[0].rstrip(".")
+    return f"{what}{'' if what.endswith('?') else '.'} {prog} --help lists all options."

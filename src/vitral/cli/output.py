@@ -12,18 +12,20 @@ def print_json(document: Any) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
-    """Print a table; every column but the first is right-aligned. In a pipe the lines are not cut to a width."""
+    """Print a table; every column but the first is right-aligned. A narrow terminal wraps it: nothing is cut off."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    console = Console(width=200, highlight=False, color_system="auto" if sys.stdout.isatty() else None)
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", caption=note, caption_justify="left")
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    console.print(table)
+    with console.capture() as text:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in text.get().splitlines()))
 
 
 def human(number: float, unit: str = "") -> str:

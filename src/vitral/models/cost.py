@@ -1,6 +1,6 @@
 """What a ViT costs, from its config alone: tokens, parameters, multiply-adds, memory. Builds no model, needs no torch.
 
-N tokens with the prefix, D width, L depth, h heads, M width of the MLP's first layer, m of its second.
+T tokens (patches and prefix), D width, L depth, h heads.
 """
 
 from dataclasses import asdict, dataclass
@@ -48,16 +48,16 @@ class Cost:
 def model_cost(c: ViTConfig) -> Cost:
     """Count the costs of one image of the config's size."""
     patches = c.grid[0] * c.grid[1]
-    N = patches + c.prefix_tokens
+    T = patches + c.prefix_tokens
     return Cost(
         grid=c.grid,
         patches=patches,
-        tokens=N,
+        tokens=T,
         params_by_part=_params(c, patches),
-        macs_by_part=_macs(c, patches, N),
-        attention_entries=N * N,
-        attention_bytes=c.num_heads * N * N * BYTES,
-        activation_bytes=_activations(c, N) * BYTES,
+        macs_by_part=_macs(c, patches, T),
+        attention_entries=T * T,
+        attention_bytes=c.num_heads * T * T * BYTES,
+        activation_bytes=_activations(c, T) * BYTES,
     )
 
 
@@ -79,15 +79,15 @@ def _params(c: ViTConfig, patches: int) -> dict[str, int]:
     return {part: count for part, count in counts.items() if count}
 
 
-def _macs(c: ViTConfig, patches: int, N: int) -> dict[str, int]:
+def _macs(c: ViTConfig, patches: int, T: int) -> dict[str, int]:
     D, L = c.embed_dim, c.depth
     mlp = D * c.mlp_width + c.mlp_hidden * D
     counts = {
         "patch embedding": _stem_macs(c),
-        "query, key, value": L * N * D * 3 * D,
-        "attention": L * 2 * N * N * D,  # Q K^T, and its product with V
-        "projection": L * N * D * D,
-        "mlp": L * N * mlp,
+        "query, key, value": L * T * D * 3 * D,
+        "attention": L * 2 * T * T * D,  # Q K^T, and its product with V
+        "projection": L * T * D * D,
+        "mlp": L * T * mlp,
         "pooling": D * D + patches * 2 * D * D + 2 * patches * D + D * D + mlp if c.global_pool == "map" else 0,
         "head": _head(c, lambda n_in, n_out: n_in * n_out),
     }
@@ -123,14 +123,15 @@ def _stem_macs(c: ViTConfig) -> int:
     return macs
 
 
-def _activations(c: ViTConfig, N: int) -> int:
+def _activations(c: ViTConfig, T: int) -> int:
     """Numbers that the blocks keep for the backward pass, which is nearly all there is.
 
-    Per token: the inputs of both norms and of the four linear layers, Q K V, and the MLP before and after its
-    activation; per norm a mean and a deviation; per head the softmax's normaliser. LayerScale keeps its two inputs.
+    Per token: the inputs of both norms and of the four linear layers, Q K V, and what the activation keeps; per norm a
+    mean and a deviation; per head the softmax's normaliser. LayerScale keeps its two inputs.
     """
     D = c.embed_dim
     inputs = 2 * D + (D + D) + 3 * D + D  # norm1, norm2; qkv, fc1; Q K V; proj
-    mlp = c.mlp_width + c.mlp_hidden + (c.mlp_hidden if c.act == "swiglu" else 0)
+    before = {"relu": 0, "quick_gelu": 2 * c.mlp_width, "swiglu": c.mlp_width + c.mlp_hidden}.get(c.act, c.mlp_width)
+    mlp = before + c.mlp_hidden  # what the activation keeps, and the input of the second layer
     scaled = 2 * D if c.init_values is not None else 0
-    return c.depth * N * (inputs + mlp + scaled + 4 + c.num_heads)
+    return c.depth * T * (inputs + mlp + scaled + 4 + c.num_heads)

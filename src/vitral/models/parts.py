@@ -11,7 +11,7 @@ from vitral.nn.pooling import AttentionPool, ClsMeanPool, ClsPool, MaxPool, Mean
 from vitral.nn.positions import LearnedPositions, NoPositions, SinusoidalPositions
 from vitral.nn.regularize import stochastic_depth_rates
 
-Block = PreNormBlock | PostNormBlock
+EncoderBlock = PreNormBlock | PostNormBlock
 
 BLOCKS = {"pre": PreNormBlock, "post": PostNormBlock}
 

@@ -5,6 +5,7 @@ The parts come from `vitral.nn`, chosen by the config; no option is tested in `f
 """
 
 from collections.abc import Iterator, Sequence
+from operator import index
 from typing import Literal, cast
 
 import torch
@@ -16,15 +17,15 @@ from vitral.models import parts
 from vitral.models.init import init_weights
 from vitral.nn.attention import key_mask
 from vitral.nn.packing import pack, unpack
-from vitral.nn.patches import check_divisible, check_images, pad_to_multiple
+from vitral.nn.patches import check_divisible, check_finite, check_images, pad_to_multiple
 
 
 class VisionTransformer(nn.Module):
     """`model(x)` gives logits (B, classes) for images (B, C, H, W) of any size that the patch divides.
 
-    Two keywords go with every method that takes images. `pad=True` pads the bottom and right with zeros to the next
-    multiple of the patch. `mask` (B, H, W) is True on the pixels that count: the others are set to zero, and a patch
-    with no pixel that counts is hidden from attention and pooling.
+    Two keywords go with every method that takes a batch of images. `pad=True` pads the bottom and right with zeros to
+    the next multiple of the patch. `mask` (B, H, W) is True on the pixels that count: the others are set to zero, and
+    a patch with no pixel that counts is hidden from attention and pooling.
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -57,21 +58,24 @@ class VisionTransformer(nn.Module):
         """(B, C, H, W) -> z_0 (B, R + N, D), and which of its tokens are visible (B, R + N), None for all."""
         x, visible = self._prepare(x, pad, mask)
         x_pE = self.patch_embed(x)  # (B, N, D)
-        E_pos = self.positions(self.grid_of(x), self.pos_embed, x_pE)  # (1, R + N, D)
-        prefix = [token.expand(len(x), -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
+        E_pos = self.positions(self.grid_of(x), self.pos_embed, self.patch_embed.proj.weight)  # (1, R + N, D)
+        prefix = [token.expand(x.shape[0], -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
         z = torch.cat([*prefix, x_pE], dim=1) + E_pos  # Eq. 1: z_0 = [x_class; x_p E] + E_pos
         return self.norm_pre(self.pos_drop(z)), visible
 
     def forward_features(self, x: Tensor, *, pad: bool = False, mask: Tensor | None = None) -> Tensor:
         """(B, C, H, W) -> (B, R + N, D): every token after the final norm."""
         z, visible = self.embed_tokens(x, pad=pad, mask=mask)
-        attn_mask = _attn_mask(visible)
+        attn_mask = key_mask(visible)
         for block in self.blocks:
             z = block(z, attn_mask)  # Eqs. 2-3
         return self.norm(z)  # Eq. 4: LN(z_L)
 
     def forward_head(self, z: Tensor, visible: Tensor | None = None) -> Tensor:
-        """Tokens of `forward_features` (B, R + N, D) -> logits (B, classes)."""
+        """Tokens of `forward_features` (B, R + N, D) -> logits (B, classes).
+
+        If they were computed with a mask, pass `visible_tokens` of the same images, so that pooling knows it too.
+        """
         y = self.fc_norm(self.attn_pool(z, visible))  # Eq. 4: y = LN(z_L^0)
         return self.head(self.head_drop(y))  # logits = W_head y + b_head
 
@@ -82,7 +86,7 @@ class VisionTransformer(nn.Module):
         then answers for that token alone, whose query still sees the keys and values of all.
         """
         z, visible = self.embed_tokens(x, pad=pad, mask=mask)
-        attn_mask = _attn_mask(visible)
+        attn_mask = key_mask(visible)
         *inner, last = self.blocks
         for block in inner:
             z = block(z, attn_mask)
@@ -128,7 +132,7 @@ class VisionTransformer(nn.Module):
         wanted = self._resolve_layers(layers)
         z, visible = self.embed_tokens(x, pad=pad, mask=mask)
         found = {}
-        for layer, z_l in enumerate(self.states(z, _attn_mask(visible)), start=-1):
+        for layer, z_l in enumerate(self.states(z, key_mask(visible)), start=-1):
             if layer in wanted:
                 found[layer] = self.norm(z_l) if norm else z_l
             if layer == max(wanted):
@@ -154,11 +158,11 @@ class VisionTransformer(nn.Module):
         """
         wanted = self._resolve_layers(layers)
         z, visible = self.embed_tokens(x, pad=pad, mask=mask)
-        attn_mask, rows = _attn_mask(visible), {}
-        index = self._resolve_queries(queries, z)
+        attn_mask, rows = key_mask(visible), {}
+        tokens = self._resolve_queries(queries, z)
         for layer, (block, z_l) in enumerate(zip(self.blocks, self.states(z, attn_mask), strict=False)):
             if layer in wanted:
-                rows[layer] = cast(parts.Block, block).attention_rows(z_l, index, attn_mask)
+                rows[layer] = cast(parts.EncoderBlock, block).attention_rows(z_l, tokens, attn_mask)
             if layer == max(wanted):
                 break
         return [rows[i] for i in wanted]
@@ -166,13 +170,23 @@ class VisionTransformer(nn.Module):
     # ---- images of different sizes at once ----
 
     def packed_features(self, images: Sequence[Tensor], *, pad: bool = False) -> list[Tensor]:
-        """Images (C, H_i, W_i) -> tokens (1, R + N_i, D) after the final norm, each as the image has alone."""
+        """Images (C, H_i, W_i) -> tokens (1, R + N_i, D) after the final norm, each as the image has alone.
+
+        (In training, stochastic depth drops the images that share a packed row together.)
+        """
+        images = list(images)
         if not images:
             raise InputError("images must not be an empty list; give at least one (C, H, W) tensor.")
-        if any(image.ndim != 3 for image in images):
-            shapes = ", ".join(str(tuple(image.shape)) for image in images if image.ndim != 3)
-            raise InputError(f"images must be a list of (C, H, W) tensors, got shape {shapes}.")
-        z, attn_mask, places = pack([self.embed_tokens(image[None], pad=pad)[0] for image in images])
+        tokens = []
+        for i, image in enumerate(images):
+            if not isinstance(image, Tensor) or image.ndim != 3:
+                what = tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
+                raise InputError(f"images must be a list of (C, H, W) tensors, got {what} as number {i}.")
+            try:
+                tokens.append(self.embed_tokens(image[None], pad=pad)[0])
+            except InputError as error:
+                raise InputError(f"image number {i}: {error}") from None
+        z, attn_mask, places = pack(tokens)
         for block in self.blocks:
             z = block(z, attn_mask)
         return unpack(self.norm(z), places)
@@ -181,13 +195,19 @@ class VisionTransformer(nn.Module):
         """Images (C, H_i, W_i) of different sizes -> logits (B, classes), each as the image has alone."""
         return torch.cat([self.forward_head(z) for z in self.packed_features(images, pad=pad)])
 
+    def visible_tokens(self, x: Tensor, *, pad: bool = False, mask: Tensor | None = None) -> Tensor | None:
+        """Which tokens (B, R + N) of the images a mask leaves visible; None for all."""
+        return self._prepare(x, pad, mask)[1]
+
     # ---- checks ----
 
     def _prepare(self, x: Tensor, pad: bool, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Check, pad and mask images; say which tokens (B, R + N) are visible, None for all."""
-        check_images(x, self.config.in_chans)
+        check_images(x, self.config.in_chans, self.patch_embed.proj.weight.dtype)
         patch = self.config.patch
         if mask is not None:
+            if not isinstance(mask, Tensor):
+                raise InputError(f"mask must be a boolean tensor (B, H, W), got {type(mask).__name__}.")
             if mask.dtype != torch.bool or mask.shape != (x.shape[0], *x.shape[2:]):
                 raise InputError(
                     f"mask must be boolean (B, H, W) = {(x.shape[0], *x.shape[2:])}, "
@@ -196,23 +216,28 @@ class VisionTransformer(nn.Module):
             x = x.masked_fill(~mask[:, None], 0)
         if pad:  # less than a patch on each side, so padding alone never fills a patch
             x = pad_to_multiple(x, patch)
-        check_divisible((x.shape[2], x.shape[3]), patch)
+        check_finite(x)
+        check_divisible((x.shape[2], x.shape[3]), patch, remedy="resize the image, or pass pad=True to pad it")
         if mask is None:
             return x, None
         cells = pad_to_multiple(mask, patch).unflatten(2, (-1, patch[1])).unflatten(1, (-1, patch[0]))
         patches = cells.any(dim=4).any(dim=2).flatten(1)  # (B, N)
         if not torch.compiler.is_compiling() and not patches.any(dim=1).all():
             raise InputError("mask hides a whole image; leave at least one pixel of each that counts.")
-        return x, torch.cat([patches.new_ones(len(x), self.prefix_tokens), patches], dim=1)
+        return x, torch.cat([patches.new_ones(x.shape[0], self.prefix_tokens), patches], dim=1)
 
     def _resolve_layers(self, layers: Sequence[int] | str) -> list[int]:
         """Turn block numbers, possibly negative, into 0..L-1."""
         L = self.config.depth
         if layers == "all":
             return list(range(L))
-        if isinstance(layers, str | int) or not len(layers) or not all(-L <= i < L for i in layers):
+        try:
+            numbers = [index(i) for i in layers]  # type: ignore[arg-type]
+        except TypeError:
+            numbers = []
+        if not numbers or not all(-L <= i < L for i in numbers):
             raise InputError(f"layers must be 'all' or a list of block numbers from {-L} to {L - 1}, got {layers!r}.")
-        return [i % L for i in layers]
+        return [i % L for i in numbers]
 
     def _resolve_queries(self, queries: str | Sequence[int] | Tensor, z: Tensor) -> Tensor:
         """Turn "cls", "all" or token indices into a tensor of indices."""
@@ -223,11 +248,10 @@ class VisionTransformer(nn.Module):
             if queries not in ("cls", "all"):
                 raise InputError(f'queries must be "cls", "all" or token indices, got {queries!r}.')
             return torch.arange(n if queries == "all" else 1, device=z.device)
-        index = torch.as_tensor(queries, device=z.device)
-        if index.ndim != 1 or index.is_floating_point() or not ((index >= -n) & (index < n)).all():
+        try:
+            tokens = torch.as_tensor(queries, device=z.device)
+        except (TypeError, ValueError, RuntimeError):
+            tokens = torch.empty(0, 0)
+        if tokens.ndim != 1 or tokens.is_floating_point() or not ((tokens >= -n) & (tokens < n)).all():
             raise InputError(f"queries must be token indices from {-n} to {n - 1}, got {queries!r}.")
-        return index
-
-
-def _attn_mask(visible: Tensor | None) -> Tensor | None:
-    return None if visible is None else key_mask(visible)
+        return tokens

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from vitral.config import PositionResize, Preprocess, ViTConfig
-from vitral.errors import unknown_name
+from vitral.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
     from vitral.models.vit import VisionTransformer
@@ -52,7 +52,8 @@ _BICUBIC_SHIFTED = PositionResize(antialias=False, offset=0.1)
 _DINOV2 = {"init_values": 1e-5, "num_classes": 0}
 
 FAMILIES: dict[str, Family] = {
-    "augreg": Family("ViT as timm runs the AugReg weights", {}, _HALF),
+    "vit": Family("the plain ViT, with timm's settings", {}, _HALF),
+    "augreg": Family("ViT of the AugReg paper, as timm runs its weights", {}, _HALF),
     "deit": Family("DeiT", {"pos_resize": _BICUBIC}, {"crop_pct": 0.875}),
     "deit3": Family(
         "DeiT III: LayerScale, no position for [CLS]",
@@ -107,7 +108,7 @@ _Row = tuple[str, int, int] | tuple[str, int, int, dict[str, Any]]
 _NAMES: list[tuple[str, str, Sequence[_Row]]] = [
     (
         "vit_{}_patch{}_{}",
-        "augreg",
+        "vit",
         [
             *[("tiny", 16, 224), ("tiny", 16, 384)],
             *[
@@ -259,7 +260,7 @@ def list_models(pattern: str = "*") -> list[str]:
 def model_spec(name: str, **options: Any) -> ModelSpec:
     """Return what a name stands for, with options of `ViTConfig` put over it. Builds nothing."""
     if name not in MODELS:
-        raise unknown_name("model", name, MODELS, list_with="vitral models")
+        raise unknown_name("model", name, MODELS, list_with="vitral models, or vitral.list_models(),")
     spec = MODELS[name]
     config = ViTConfig.from_dict({f: getattr(spec.config, f) for f in spec.config.to_dict()} | options)
     preprocess = replace(spec.preprocess, img_size=config.image).for_channels(config.in_chans)
@@ -267,7 +268,7 @@ def model_spec(name: str, **options: Any) -> ModelSpec:
 
 
 def create_model(name: str, *, seed: int | None = None, zero_head: bool = False, **options: Any) -> "VisionTransformer":
-    """Build a named model with fresh weights; `options` are fields of `ViTConfig`, in timm's words.
+    """Build a named model with fresh weights; `options` are fields of `vitral.config.ViTConfig` (docs/options.md).
 
     `create_model("vit_small_patch16_224", num_classes=10, img_size=96, in_chans=1, seed=0)`. Weights come from `seed`,
     or from torch's own generator without one; `zero_head` starts the classifier at 0.
@@ -277,6 +278,8 @@ def create_model(name: str, *, seed: int | None = None, zero_head: bool = False,
     from vitral.models.init import init_weights
     from vitral.models.vit import VisionTransformer
 
+    if seed is not None and not (isinstance(seed, int) and 0 <= seed < 2**63):
+        raise ConfigError(f"seed must be a whole number from 0 to below 2^63, or None, got {seed!r}.")
     spec = model_spec(name, **options)
     device = torch.get_default_device()
     with torch.device("meta"):  # weights are drawn once, below

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def key_mask(visible: Tensor) -> Tensor:
-    """Visible tokens (B, N) -> a mask (B, 1, 1, N) under which no query looks at a hidden key."""
-    return visible[:, None, None, :]
+def key_mask(visible: Tensor | None) -> Tensor | None:
+    """Visible tokens (B, N) -> a mask (B, 1, 1, N) under which no query looks at a hidden key; None hides nothing."""
+    return None if visible is None else visible[:, None, None, :]
 
 
 def softmax_rows(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
@@ -51,7 +51,12 @@ class Attention(nn.Module):
         return softmax_rows(q, k, mask)
 
     def _project(self, z: Tensor, first: int, last: int) -> Tensor:
-        """Apply only the parts `first` to `last` of [W_Q; W_K; W_V]: (B, N, D) -> (parts, B, h, N, d)."""
+        """Apply only the parts `first` to `last` of [W_Q; W_K; W_V]: (B, N, D) -> (parts, B, h, N, d).
+
+        Whatever has been put in the place of a plain linear layer, or hooked to it, is called as a whole.
+        """
+        if type(self.qkv) is not nn.Linear or self.qkv._forward_hooks or self.qkv._forward_pre_hooks:
+            return self._split(self.qkv(z))[first:last]
         D = self.qkv.in_features
         bias = None if self.qkv.bias is None else self.qkv.bias[first * D : last * D]
         return self._split(F.linear(z, self.qkv.weight[first * D : last * D], bias))
@@ -59,5 +64,5 @@ class Attention(nn.Module):
     def _split(self, qkv: Tensor) -> Tensor:
         """(B, N, parts * D) -> (parts, B, h, N, d)."""
         B, N, _ = qkv.shape
-        d = self.qkv.in_features // self.num_heads
+        d = self.proj.in_features // self.num_heads
         return qkv.view(B, N, -1, self.num_heads, d).permute(2, 0, 3, 1, 4)

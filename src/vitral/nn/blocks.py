@@ -24,7 +24,8 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(dim, eps=eps)
         self.mlp = mlp
         self.ls2 = nn.Identity() if init_values is None else LayerScale(dim, init_values)
-        self.drop_path = StochasticDepth(drop_path)
+        self.drop_path1 = StochasticDepth(drop_path)
+        self.drop_path2 = StochasticDepth(drop_path)
 
 
 class PreNormBlock(Block):
@@ -33,8 +34,8 @@ class PreNormBlock(Block):
     def forward(self, z: Tensor, mask: Tensor | None = None, keep: slice | None = None) -> Tensor:
         """Equations 2 and 3."""
         skip = z if keep is None else z[:, keep]
-        z = self.drop_path(self.ls1(self.attn(self.norm1(z), mask, keep))) + skip  # Eq. 2
-        return self.drop_path(self.ls2(self.mlp(self.norm2(z)))) + z  # Eq. 3
+        z = self.drop_path1(self.ls1(self.attn(self.norm1(z), mask, keep))) + skip  # Eq. 2
+        return self.drop_path2(self.ls2(self.mlp(self.norm2(z)))) + z  # Eq. 3
 
     def attention_rows(self, z: Tensor, queries: Tensor, mask: Tensor | None = None) -> Tensor:
         """Exact softmax rows for input z: (B, h, queries, N)."""
@@ -47,8 +48,8 @@ class PostNormBlock(Block):
     def forward(self, z: Tensor, mask: Tensor | None = None, keep: slice | None = None) -> Tensor:
         """(B, N, D) -> (B, N, D), every token normalised."""
         skip = z if keep is None else z[:, keep]
-        z = self.norm1(skip + self.drop_path(self.ls1(self.attn(z, mask, keep))))
-        return self.norm2(z + self.drop_path(self.ls2(self.mlp(z))))
+        z = self.norm1(skip + self.drop_path1(self.ls1(self.attn(z, mask, keep))))
+        return self.norm2(z + self.drop_path2(self.ls2(self.mlp(z))))
 
     def attention_rows(self, z: Tensor, queries: Tensor, mask: Tensor | None = None) -> Tensor:
         """Exact softmax rows for input z: (B, h, queries, N)."""

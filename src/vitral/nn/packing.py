@@ -33,7 +33,7 @@ def plan_rows(lengths: list[int]) -> list[Place]:
 
 
 def pack(sequences: list[Tensor]) -> tuple[Tensor, Tensor, list[Place]]:
-    """Sequences (1, n_i, D) -> rows (R, n, D), a mask (R, 1, n, n) that lets each see only itself, and their places."""
+    """Sequences (1, n_i, D) -> rows (r, n, D), a mask (r, 1, n, n) that lets each see only itself, and their places."""
     places = plan_rows([s.shape[1] for s in sequences])
     rows, length = 1 + max(p.row for p in places), max(p.stop for p in places)
     first = sequences[0]
@@ -46,5 +46,5 @@ def pack(sequences: list[Tensor]) -> tuple[Tensor, Tensor, list[Place]]:
 
 
 def unpack(packed: Tensor, places: list[Place]) -> list[Tensor]:
-    """Rows (R, n, D) -> the sequences (1, n_i, D) in their first order."""
+    """Rows (r, n, D) -> the sequences (1, n_i, D) in their first order."""
     return [packed[p.row : p.row + 1, p.start : p.stop] for p in places]

@@ -15,8 +15,10 @@ from vitral.errors import InputError
 def patchify(x: Tensor, patch_size: int | tuple[int, int]) -> Tensor:
     """(B, C, H, W) -> x_p (B, N, P_h P_w C): patches row by row, each one's pixels row by row, channels last."""
     P_h, P_w = pair(patch_size, "patch_size")
+    if x.ndim != 4:
+        raise InputError(f"images must have 4 axes (B, C, H, W), got {x.ndim} in shape {tuple(x.shape)}.")
     B, C, H, W = x.shape
-    check_divisible((H, W), (P_h, P_w))
+    check_divisible((H, W), (P_h, P_w), remedy="resize or pad the image")
     x = x.reshape(B, C, H // P_h, P_h, W // P_w, P_w)
     return x.permute(0, 2, 4, 3, 5, 1).reshape(B, -1, P_h * P_w * C)  # B G_h G_w P_h P_w C
 
@@ -35,17 +37,19 @@ def unpatchify(x_p: Tensor, patch_size: int | tuple[int, int], grid: tuple[int, 
     return x.reshape(B, -1, G_h * P_h, G_w * P_w)
 
 
-def check_divisible(size: tuple[int, int], patch: tuple[int, int]) -> None:
+def check_divisible(size: tuple[int, int], patch: tuple[int, int], remedy: str) -> None:
     """Raise unless the patch divides the image, naming the two nearest sizes that fit."""
-    remedy = "; resize the image, or pass pad=True to pad it"
-    check_divides(size[0], patch[0], "image height", InputError, remedy)
-    check_divides(size[1], patch[1], "image width", InputError, remedy)
+    check_divides(size[0], patch[0], "image height", InputError, f"; {remedy}")
+    check_divides(size[1], patch[1], "image width", InputError, f"; {remedy}")
 
 
-def check_images(x: Tensor, in_chans: int) -> None:
-    """Raise unless `x` is a finite floating-point batch (B, in_chans, H, W)."""
+def check_images(x: Tensor, in_chans: int, dtype: torch.dtype) -> None:
+    """Raise unless `x` is a floating-point batch (B, in_chans, H, W) of the model's dtype."""
     if not isinstance(x, Tensor):
-        raise InputError(f"images must be a torch tensor (B, C, H, W), got {type(x).__name__}.")
+        raise InputError(
+            f"images must be a torch tensor (B, C, H, W), got {type(x).__name__}; "
+            f"scale pixels to 0..1 and normalise them by model.preprocess.mean and .std first."
+        )
     shape = tuple(x.shape)
     if x.ndim != 4:
         remedy = "add a batch axis with x[None]" if x.ndim == 3 else "give a batch of images"
@@ -60,20 +64,26 @@ def check_images(x: Tensor, in_chans: int) -> None:
     if 0 in shape:
         raise InputError(f"images must not be empty, got shape {shape}.")
     if not x.is_floating_point():
-        raise InputError(f"images must be floating point, got {x.dtype}; scale with x.float() / 255, then normalise.")
-    # On other devices, and while tracing, reading a value back would cost more than it saves.
-    if x.device.type == "cpu" and not torch.compiler.is_compiling():
-        _check_finite(x.detach())
-
-
-def _check_finite(x: Tensor) -> None:
-    if x.sum().isfinite():  # NaN and Inf pass through a sum: one quick look, and every pixel only if it fails
-        return
-    if bad := int((~x.isfinite()).sum()):
         raise InputError(
-            f"images must be finite, got {bad} NaN or infinite values in shape {tuple(x.shape)}; "
-            f"check the division by std and the source files."
+            f"images must be floating point, got {x.dtype}; scale with x.float() / 255, "
+            f"then normalise by model.preprocess.mean and .std."
         )
+    if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
+        raise InputError(f"images must be {dtype} like the model, got {x.dtype}; convert one of them with .to().")
+
+
+def check_finite(x: Tensor) -> None:
+    """Raise if a pixel is NaN or infinite."""
+    # On other devices, and while tracing, reading a value back would cost more than it saves.
+    known = type(x) in (Tensor, nn.Parameter) and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    if known and x.device.type == "cpu" and not torch.compiler.is_compiling():
+        if x.detach().sum().isfinite():  # NaN and Inf pass through a sum: one quick look, every pixel only if it fails
+            return
+        if bad := int((~x.isfinite()).sum()):
+            raise InputError(
+                f"images must be finite, got {bad} NaN or infinite values in shape {tuple(x.shape)}; "
+                f"check the division by std and the source files."
+            )
 
 
 def pad_to_multiple(x: Tensor, patch: tuple[int, int]) -> Tensor:

@@ -93,7 +93,7 @@ class AttentionPool(nn.Module):
         d = D // self.num_heads
         q = self.q(self.latent).view(1, 1, self.num_heads, d).transpose(1, 2).expand(B, -1, -1, -1)
         k, v = self.kv(patches).view(B, N, 2, self.num_heads, d).permute(2, 0, 3, 1, 4)  # (B, h, N, d)
-        mask = None if visible is None else key_mask(visible[:, self.prefix :])
+        mask = key_mask(None if visible is None else visible[:, self.prefix :])
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # (B, h, 1, d)
         x = self.proj(x.transpose(1, 2).flatten(2))
         return (x + self.mlp(self.norm(x)))[:, 0]

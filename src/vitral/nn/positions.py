@@ -5,6 +5,8 @@ Every kind here answers one call, `positions(grid, table, like)`, with a table (
 The learned table itself belongs to the model, which keeps it under the name `pos_embed` of published files.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,6 +22,8 @@ def sincos_1d(positions: Tensor, dim: int) -> Tensor:
 
     Computed in double precision: at large p the angle would lose its digits otherwise.
     """
+    if dim % 2:
+        raise InputError(f"a sinusoid needs an even number of dimensions, got {dim}.")
     i = torch.arange(dim // 2, dtype=torch.float64, device=positions.device)
     angle = positions.double()[:, None] / 10000 ** (2 * i / dim)  # (n, D/2)
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)
@@ -27,6 +31,8 @@ def sincos_1d(positions: Tensor, dim: int) -> Tensor:
 
 def sincos_2d(grid: Grid, dim: int) -> Tensor:
     """PE(r, c) = [PE_1D(r) | PE_1D(c)]: the row in the first half of D, the column in the second. (N, D)."""
+    if dim % 4:
+        raise InputError(f"a 2D sinusoid needs a multiple of 4 dimensions, got {dim}.")
     G_h, G_w = grid
     row = sincos_1d(torch.arange(G_h), dim // 2)[:, None].expand(G_h, G_w, -1)
     column = sincos_1d(torch.arange(G_w), dim // 2)[None].expand(G_h, G_w, -1)
@@ -105,43 +111,48 @@ class LearnedPositions(nn.Module):
         super().__init__()
         self.grid, self.prefix, self.rows, self.resize = grid, prefix, rows, resize
         self._cache = GridCache()
-        self._source: Tensor | None = None
 
     def forward(self, grid: Grid, table: Tensor, like: Tensor) -> Tensor:
         """(1, rows + N_old, D) -> (1, R + N, D)."""
         if grid == self.grid:
             return insert_rows(table, self.rows, self.prefix - self.rows)
-        if torch.compiler.is_compiling() or (torch.is_grad_enabled() and table.requires_grad):
+        if torch.is_grad_enabled() and table.requires_grad:
             return self._compute(grid, table)
-        # Compared by value: an optimiser, an EMA or a loader may write into the table by a way that leaves no mark.
-        if self._source is None or self._source.device != table.device or not _same(self._source, table):
-            self._source = table.detach().clone()
-            self._cache = GridCache()
-        return self._cache.get(grid, lambda: self._compute(grid, table.detach()))
+        return self._cache.get(grid, lambda: self._compute(grid, table.detach()), source=table)
 
     def _compute(self, grid: Grid, table: Tensor) -> Tensor:
         return insert_rows(resize_positions(table, self.grid, grid, self.resize), self.rows, self.prefix - self.rows)
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and torch.equal(a, b)
-
-
 class GridCache:
-    """The tables of the last few grids. Made outside inference mode, so that training may use them later."""
+    """The tables of the last few grids, as long as the source they were made from has the same numbers.
+
+    What is kept is replaced, never changed, so that threads may share it; and made outside inference mode, so that
+    training may use it later. While tracing, and on devices where comparing would wait, nothing is kept.
+    """
 
     LIMIT = 16
 
     def __init__(self) -> None:
-        self._tables: dict[object, Tensor] = {}
+        self._kept: tuple[Tensor | None, dict[object, Tensor]] = (None, {})
 
-    def get(self, key: object, compute) -> Tensor:
+    def get(self, key: object, compute: Callable[[], Tensor], source: Tensor | None = None) -> Tensor:
         """Return the table of `key`, computing it if it is new, and forgetting the oldest beyond the limit."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or (source is not None and source.device.type != "cpu"):
             return compute()
-        if key not in self._tables:
-            while len(self._tables) >= self.LIMIT:
-                self._tables.pop(next(iter(self._tables)), None)
-            with torch.inference_mode(False), torch.no_grad():
-                self._tables[key] = compute()
-        return self._tables[key]
+        kept_source, tables = self._kept
+        # Compared by value: an optimiser, an EMA or a loader may write into the table by a way that leaves no mark.
+        if not _same(kept_source, source):
+            kept_source, tables = None if source is None else source.detach().clone(), {}
+        if key in tables:
+            return tables[key]
+        with torch.inference_mode(False), torch.no_grad():
+            table = compute()
+        self._kept = (kept_source, dict([*tables.items(), (key, table)][-self.LIMIT :]))
+        return table
+
+
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)

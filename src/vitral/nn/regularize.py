@@ -18,18 +18,24 @@ class LayerScale(nn.Module):
 
 
 class StochasticDepth(nn.Module):
-    """Drop the whole residual branch of a sample with probability `rate` in training, and scale up what stays."""
+    """Drop the whole residual branch of a sample with probability `rate` in training, and scale up what stays.
+
+    `noise` (B,), if somebody has set it, decides instead of torch's generator: a sample is dropped where it is below
+    `rate`.
+    """
 
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.rate = rate
+        self.noise: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, D) -> (B, N, D), with zeros for the dropped samples."""
         if not self.training or self.rate == 0:
             return x
         keep = 1 - self.rate
-        kept = x.new_empty(x.shape[0], *[1] * (x.ndim - 1)).bernoulli_(keep)
+        noise = torch.rand(x.shape[0], device=x.device) if self.noise is None else self.noise
+        kept = (noise >= self.rate).to(x).view(-1, *[1] * (x.ndim - 1))
         return x * (kept / keep)
 
 
