@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_public_names():
-    assert sorted(vitral.__all__) == ["VitralError", "__version__", "create_model", "list_models"]
+    names = "Predictor VitralError __version__ create_model evaluate list_models load_model train"
+    assert sorted(vitral.__all__) == names.split()
     for name in vitral.__all__:
         assert getattr(vitral, name) is not None
     assert set(dir(vitral)) == set(vitral.__all__)

@@ -10,16 +10,32 @@ __version__ = "0.1.0"
 
 # Public name -> module that defines it.
 _PUBLIC = {
+    "Predictor": "vitral.inference.predictor",
     "create_model": "vitral.models.zoo",
+    "evaluate": "vitral.api",
     "list_models": "vitral.models.zoo",
+    "load_model": "vitral.weights.rundir",
+    "train": "vitral.api",
     "VitralError": "vitral.errors",
 }
 
-__all__ = ["VitralError", "__version__", "create_model", "list_models"]
+__all__ = [
+    "Predictor",
+    "VitralError",
+    "__version__",
+    "create_model",
+    "evaluate",
+    "list_models",
+    "load_model",
+    "train",
+]
 
 if TYPE_CHECKING:
+    from vitral.api import evaluate, train
     from vitral.errors import VitralError
+    from vitral.inference.predictor import Predictor
     from vitral.models.zoo import create_model, list_models
+    from vitral.weights.rundir import load_model
 
 
 def __getattr__(name: str) -> Any:

@@ -42,7 +42,7 @@ _TIMM_OPTIONS = {
 
 def pair(value: int | Sequence[int], name: str = "size") -> tuple[int, int]:
     """Return `(height, width)` of a size given as one number or two."""
-    both = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value, value)
+    both: Any = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value, value)
     if len(both) != 2 or any(not _is_whole(v) or v < 1 for v in both):
         raise ConfigError(f"{name} must be a positive whole number or two of them (height, width), got {value!r}.")
     return int(both[0]), int(both[1])
@@ -58,6 +58,10 @@ def check_divides(side: int, patch: int, name: str, error: type[VitralError] = C
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 class Options:
@@ -81,20 +85,21 @@ class Options:
     def _check_choices(self) -> None:
         """Raise unless every switch is True or False, every word one of its values, and every group of options one."""
         for name, kind in get_type_hints(type(self)).items():
-            value = getattr(self, name)
+            value: Any = getattr(self, name)
             if kind is bool and not isinstance(value, bool):
                 raise ConfigError(f"{name} must be True or False, got {value!r}.")
-            if isinstance(kind, type) and issubclass(kind, Options) and not isinstance(value, kind):
+            if isinstance(kind, type) and issubclass(kind, Options) and type(value) is not kind:
                 raise ConfigError(f"{name} must be a {kind.__name__}(...), got {value!r}.")
             if get_origin(kind) is Literal and value not in get_args(kind):
-                hint = f"; timm's {value!r} is {_TIMM_WORDS[value]!r} here" if value in _TIMM_WORDS else ""
+                ours = _TIMM_WORDS.get(str(value))
+                hint = f"; timm's {value!r} is {ours!r} here" if ours else ""
                 raise ConfigError(f"{name} must be one of {', '.join(get_args(kind))}, got {value!r}{hint}.")
 
     def _check_numbers(self, names: Sequence[str], low: float, high: float = math.inf, whole: bool = False) -> None:
         """Raise unless each named field is a number from `low` to `high`, `high` itself excluded."""
         for name in names:
-            value = getattr(self, name)
-            right = _is_whole(value) if whole else isinstance(value, Real) and not isinstance(value, bool)
+            value: Any = getattr(self, name)
+            right = _is_whole(value) if whole else _is_number(value)
             if right and low <= value < high:
                 object.__setattr__(self, name, int(value) if whole else float(value))
             else:

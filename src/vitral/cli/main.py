@@ -19,12 +19,18 @@ from vitral.errors import VitralError, unknown_name
 
 # Verb -> (module with a dataclass `Options` and a function `run(options)`, line of help).
 VERBS = {
+    "train": ("vitral.cli.train", "train a model on a folder of images, or on the embedded digits"),
+    "eval": ("vitral.cli.eval", "how a trained model does on labelled data"),
+    "predict": ("vitral.cli.predict", "labels for images"),
+    "check": ("vitral.cli.check", "look at a data set before training on it"),
     "models": ("vitral.cli.models", "list the named models with their size and cost"),
     "cost": ("vitral.cli.cost", "what a model costs: tokens, parameters, multiply-adds, memory"),
 }
 
 EXAMPLES = """\
 examples:
+  vitral train digits
+  vitral predict runs/digits image.png
   vitral models "vit_*_patch16_*"
   vitral cost vit_base_patch16_224 --img-size 384"""
 
@@ -76,21 +82,23 @@ def _run(args: list[str]) -> int:
     if verb not in VERBS:
         raise unknown_name("verb", verb, VERBS, list_with="vitral --help")
     module = import_module(VERBS[verb][0])
-    options = parse(module.Options, rest, prog=f"vitral {verb}")
+    defaults = module.defaults(rest) if hasattr(module, "defaults") else None
+    options = parse(module.Options, rest, prog=f"vitral {verb}", default=defaults)
     if isinstance(options, int):
         return options
     module.run(options)
     return 0
 
 
-def parse(options: Callable[..., Any], args: list[str], prog: str) -> Any:
+def parse(options: Callable[..., Any], args: list[str], prog: str, default: Any = None) -> Any:
     """Read the flags of a verb from its dataclass; return an exit code instead when there is nothing to run."""
     import tyro
 
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            return tyro.cli(options, args=args, prog=prog, config=(tyro.conf.FlagCreatePairsOff,))
+            over = {} if default is None else {"default": default}
+            return tyro.cli(options, args=args, prog=prog, config=(tyro.conf.FlagCreatePairsOff,), **over)
     except SystemExit as stop:
         if stop.code:
             print(f"vitral: {_one_line(said.getvalue(), prog)}", file=sys.stderr)

@@ -18,14 +18,15 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     from rich.table import Table
 
     console = Console(width=200, highlight=False, color_system="auto" if sys.stdout.isatty() else None)
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", caption=note, caption_justify="left")
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     with console.capture() as text:
         console.print(table)
-    print("\n".join(line.rstrip() for line in text.get().splitlines()))
+    lines = [line.rstrip() for line in text.get().splitlines()]
+    print("\n".join(lines + note.splitlines() + [""] * bool(note)))
 
 
 def human(number: float, unit: str = "") -> str:

@@ -75,7 +75,7 @@ def check_images(x: Tensor, in_chans: int, dtype: torch.dtype) -> None:
 def check_finite(x: Tensor) -> None:
     """Raise if a pixel is NaN or infinite."""
     # On other devices, and while tracing, reading a value back would cost more than it saves.
-    known = type(x) in (Tensor, nn.Parameter) and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    known = type(x) in (Tensor, nn.Parameter) and not torch._C._functorch.is_functorch_wrapped_tensor(x)  # pyright: ignore
     if known and x.device.type == "cpu" and not torch.compiler.is_compiling():
         if x.detach().sum().isfinite():  # NaN and Inf pass through a sum: one quick look, every pixel only if it fails
             return

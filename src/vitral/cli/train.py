@@ -1,0 +1,95 @@
+"""`vitral train`: data in, run directory out."""
+
+import shlex
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from vitral.cli.output import print_json
+from vitral.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Options:
+    """Train a classifier on a folder of images (or a CSV, Parquet, IDX or CIFAR set, or the embedded digits).
+
+    Options come from the defaults, under the recipe of the data, under --config, under flags. A run that goes on
+    (--resume) has its own.
+
+    Examples: vitral train digits; vitral train photos/ --model vit_lite_conv_patch4_32 --epochs 50 --out runs/photos;
+    vitral train photos/ --out runs/photos --resume
+    """
+
+    data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
+    """digits, fashion-mnist, mnist, cifar10, a folder with a folder for each class, or a CSV or Parquet file."""
+    out: Annotated[str, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/NAME)")] = ""
+    """Run directory to write."""
+    config: Annotated[str, tyro.conf.arg(metavar="FILE.toml", help_behavior_hint="")] = ""
+    """File of options, under the names of the flags."""
+    task: str = "classify"
+    """What to learn."""
+    resume: bool = False
+    """Go on with the run in --out from its newest checkpoint."""
+    seeds: int = 1
+    """Repeat with this many seeds and report mean and spread."""
+    image_column: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    """Column of image paths in a table."""
+    label_column: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    """Column of labels in a table."""
+    json: bool = False
+    """Print the metrics as JSON, and nothing else."""
+    train: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=TrainConfig)
+    """How to train."""
+
+
+def defaults(args: list[str]) -> Options | None:
+    """The options that flags are put over: those of the data's recipe and of --config, found by a first look."""
+    from vitral.api import resolve_config
+    from vitral.data.sources.open import open_data
+    from vitral.recipes import read_config_file
+    from vitral.weights.rundir import is_run, read_run_config
+
+    words = [word for word in args[:1] if not word.startswith("-")]
+    if not words or "-h" in args or "--help" in args:
+        return None
+    named = {flag: args[args.index(flag) + 1] for flag in FLAGS if flag in args and args.index(flag) + 1 < len(args)}
+    data = open_data(words[0], named.get("--image-column"), named.get("--label-column"))
+    if "--resume" in args and is_run(started := Path(named.get("--out", f"runs/{data.name}"))):
+        return Options(data=words[0], train=TrainConfig.from_dict(read_run_config(started).document["train"]))
+    given: dict[str, Any] = read_config_file(Path(named["--config"])) if "--config" in named else {}
+    return Options(data=words[0], train=resolve_config(data, given))
+
+
+FLAGS = ("--config", "--image-column", "--label-column", "--out")
+
+
+def run(options: Options) -> None:
+    """Train, once or with several seeds, and say how well it went."""
+    from dataclasses import replace
+    from statistics import mean, stdev
+
+    from vitral.api import train_and_report
+    from vitral.data.sources.open import open_data
+
+    data = open_data(options.data, options.image_column, options.label_column)
+    out = Path(options.out or f"runs/{data.name}")
+    command = f"vitral {shlex.join(sys.argv[1:])}" if Path(sys.argv[0]).name in ("vitral", "__main__.py") else ""
+    runs = []
+    for i in range(options.seeds):
+        config = replace(options.train, seed=options.train.seed + i)
+        place = out if options.seeds == 1 else out / f"seed-{config.seed}"
+        runs.append(train_and_report(data, config, place, resume=options.resume, quiet=options.json, command=command))
+    metrics: dict[str, Any] = {"runs": [{"path": str(run.path), "metrics": run.metrics} for run in runs]}
+    for part in runs[0].metrics:
+        values = [run.metrics[part]["accuracy"] for run in runs]
+        spread = stdev(values) if len(values) > 1 else 0.0
+        metrics[part] = {"accuracy_mean": mean(values), "accuracy_stdev": spread, "seeds": len(values)}
+        if options.seeds > 1 and not options.json:
+            print(f"{part}: {100 * mean(values):.2f} ± {100 * spread:.2f} % over {len(values)} seeds")
+    if options.json:
+        print_json(metrics)
+    elif runs[0].metrics:
+        print(f"{out}: {'report.html, ' if options.seeds == 1 else ''}model.safetensors, config.json")

@@ -1,0 +1,1 @@
+"""Files to tensors: reading, decoding, augmenting, batching. Knows no network."""

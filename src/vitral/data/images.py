@@ -1,0 +1,149 @@
+"""Bytes to pixels: a file or its bytes become a uint8 tensor (C, H, W), C = 3 or 1, or one clear error.
+
+JPEG goes through simplejpeg where it is installed, decoded at a fraction of its size when a small image is wanted; all
+else through Pillow. Rotation by EXIF, CMYK, 16 bits, palettes, transparency, animations: each handled here on purpose.
+"""
+
+import io
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Literal
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from vitral.errors import ImageError
+
+ImageMode = Literal["rgb", "grey"]
+
+SUFFIXES = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm")
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+_ORIENTATION = 0x0112
+
+
+@dataclass(frozen=True)
+class ImageLimits:
+    """What an untrusted image may cost."""
+
+    max_bytes: int = 64 * 2**20
+    max_pixels: int = 100_000_000
+
+
+LIMITS = ImageLimits()
+
+
+def _import_simplejpeg() -> ModuleType | None:
+    try:
+        import simplejpeg
+    except ImportError:
+        return None
+    return simplejpeg
+
+
+def read_image(
+    source: str | Path | bytes,
+    mode: ImageMode = "rgb",
+    at_least: tuple[int, int] | None = None,
+    limits: ImageLimits = LIMITS,
+) -> Tensor:
+    """Read a file or bytes as uint8 (C, H, W); a large JPEG may come out smaller, but not below `at_least` (h, w)."""
+    name = "image" if isinstance(source, bytes) else str(source)
+    data = source if isinstance(source, bytes) else _read_bytes(Path(source), limits)
+    if not data:
+        raise ImageError(f"{name} is empty (0 bytes); replace or remove the file.")
+    if len(data) > limits.max_bytes:
+        raise ImageError(
+            f"{name} has {len(data):,} bytes, more than the limit of {limits.max_bytes:,}; make it smaller."
+        )
+    try:
+        return _decode(data, mode, at_least, limits, name)
+    except ImageError:
+        raise
+    except UnidentifiedImageError:
+        raise ImageError(f"{name} is not an image of a known format ({', '.join(_FORMATS)}).") from None
+    except Exception as error:  # decoders raise nearly anything on broken files
+        raise ImageError(
+            f"{name} cannot be decoded ({str(error).strip() or type(error).__name__}); is it cut short?"
+        ) from error
+
+
+def _read_bytes(path: Path, limits: ImageLimits) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(limits.max_bytes + 1)
+    except FileNotFoundError:
+        raise ImageError(f"{path} does not exist.") from None
+    except OSError as error:
+        raise ImageError(f"{path} cannot be read ({error.strerror}).") from error
+
+
+def _decode(data: bytes, mode: ImageMode, at_least: tuple[int, int] | None, limits: ImageLimits, name: str) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow warns about broken metadata; pixels are all that counts here
+        image = Image.open(io.BytesIO(data), formats=_FORMATS)  # reads the header only
+        width, height = image.size
+        if width * height > limits.max_pixels:
+            raise ImageError(
+                f"{name} has {width} x {height} pixels, more than the limit of {limits.max_pixels:,}; make it smaller."
+            )
+        turn = image.getexif().get(_ORIENTATION, 1) if image.format in ("JPEG", "MPO", "TIFF", "WEBP", "PNG") else 1
+        if at_least is not None and turn in (5, 6, 7, 8):  # the file lies on its side
+            at_least = (at_least[1], at_least[0])
+        jpeg = _import_simplejpeg()
+        if jpeg is not None and image.format == "JPEG" and image.mode in ("RGB", "L"):
+            return _rotate(_decode_jpeg(jpeg, data, mode, at_least), turn)
+        if at_least is not None and image.format == "JPEG":
+            image.draft(None, (at_least[1], at_least[0]))
+        image = ImageOps.exif_transpose(image)
+        return _to_tensor(_to_mode(image, mode))
+
+
+def _decode_jpeg(jpeg: ModuleType, data: bytes, mode: ImageMode, at_least: tuple[int, int] | None) -> Tensor:
+    height, width = at_least or (0, 0)
+    pixels = jpeg.decode_jpeg(
+        data, colorspace="RGB" if mode == "rgb" else "GRAY", min_height=height, min_width=width, min_factor=1.0
+    )
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def _rotate(x: Tensor, orientation: int) -> Tensor:
+    """Undo the camera's orientation, as EXIF numbers it."""
+    if orientation in (5, 6, 7, 8):
+        x = x.transpose(1, 2)  # 5: mirrored along the main diagonal
+    if orientation in (2, 3, 6, 7):
+        x = x.flip(2)
+    if orientation in (3, 4, 7, 8):
+        x = x.flip(1)
+    return x
+
+
+def _to_mode(image: Image.Image, mode: ImageMode) -> Image.Image:
+    """First frame, 8 bits, no palette, transparency laid on white, RGB or grey."""
+    if getattr(image, "n_frames", 1) > 1:
+        image.seek(0)
+    if image.mode.startswith("I") or image.mode == "F":
+        image = _scale_to_8_bits(image)
+    if image.mode in ("P", "PA", "LA", "La", "RGBA", "RGBa") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert("RGB" if mode == "rgb" else "L")
+
+
+def _scale_to_8_bits(image: Image.Image) -> Image.Image:
+    """16 bits to 8 by dropping the low byte; other depths are stretched over their range."""
+    pixels = np.asarray(image).astype(np.float64)
+    if image.mode.startswith("I;16") or (image.mode == "I" and 255 < pixels.max() <= 65535):
+        pixels = pixels / 257
+    elif pixels.min() < 0 or pixels.max() > 255:
+        span = float(pixels.max() - pixels.min()) or 1.0
+        pixels = (pixels - pixels.min()) * (255 / span)
+    return Image.fromarray(np.round(pixels).clip(0, 255).astype(np.uint8))
+
+
+def _to_tensor(image: Image.Image) -> Tensor:
+    pixels = np.array(image)  # a copy: torch wants to own it
+    return torch.from_numpy(pixels if pixels.ndim == 3 else pixels[:, :, None]).permute(2, 0, 1)

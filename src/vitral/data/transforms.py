@@ -1,0 +1,79 @@
+"""From an image of any size to the size the model is fed: the evaluation way, and the random way of training.
+
+Both work on uint8 tensors (C, H, W) and are built from the `Preprocess` that is saved with the model.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitral.config import Preprocess, pair
+from vitral.data.noise import Noise
+
+Size = tuple[int, int]
+
+
+def resize(x: Tensor, size: Size, interpolation: str) -> Tensor:
+    """Antialiased resize of (C, H, W) uint8, by torch's native 8-bit kernel."""
+    if tuple(x.shape[-2:]) == tuple(size):
+        return x
+    return F.interpolate(x[None], size=size, mode=interpolation, antialias=True, align_corners=False)[0]
+
+
+def resized_size(size: Size, p: Preprocess) -> Size:
+    """The size that an image is resized to before the centre is cut out (`center`), or the target itself (`squash`)."""
+    height, width = pair(p.img_size)
+    if p.crop_mode == "squash":
+        return height, width
+    scale = max(height / size[0], width / size[1]) / p.crop_pct
+    return max(height, round(size[0] * scale)), max(width, round(size[1] * scale))
+
+
+def eval_transform(x: Tensor, p: Preprocess) -> Tensor:
+    """(C, H, W) -> (C, h, w): resize, then cut the centre out."""
+    height, width = pair(p.img_size)
+    x = resize(x, resized_size((x.shape[1], x.shape[2]), p), p.interpolation)
+    top, left = (x.shape[1] - height) // 2, (x.shape[2] - width) // 2
+    return x[:, top : top + height, left : left + width]
+
+
+def random_resized_crop(
+    x: Tensor, p: Preprocess, noise: Noise, scale: tuple[float, float], ratio: tuple[float, float]
+) -> Tensor:
+    """Cut out a random box of a share `scale` of the area and an aspect `ratio`, and resize it to the target.
+
+    Ten tries, as everybody does; then the largest centred box of a permitted aspect.
+    """
+    H, W = x.shape[1], x.shape[2]
+    draws = noise.uniform("crop", 40)[0].tolist()
+    for i in range(0, 40, 4):
+        area = H * W * (scale[0] + (scale[1] - scale[0]) * draws[i])
+        aspect = math.exp(math.log(ratio[0]) + math.log(ratio[1] / ratio[0]) * draws[i + 1])
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= W and 0 < h <= H:
+            top, left = int(draws[i + 2] * (H - h + 1)), int(draws[i + 3] * (W - w + 1))
+            break
+    else:
+        w, h = min(W, round(H * ratio[1])), min(H, round(W / ratio[0]))
+        top, left = (H - h) // 2, (W - w) // 2
+    return resize(x[:, top : top + h, left : left + w], pair(p.img_size), p.interpolation)
+
+
+def normalize(x: Tensor, p: Preprocess) -> Tensor:
+    """uint8 (B, C, H, W) or floats in 0..1 -> floats of mean 0 and deviation 1 by the preprocessing's numbers."""
+    if not x.is_floating_point():
+        x = x.float() / 255
+    mean, std = (x.new_tensor(values)[:, None, None] for values in (p.mean, p.std))
+    return (x - mean) / std
+
+
+def decode_size(p: Preprocess, smallest_crop: float = 1.0) -> Size:
+    """How large an image must at least be decoded, if a crop of that share of its area is to fill the target."""
+    height, width = pair(p.img_size)
+    factor = 1 / math.sqrt(smallest_crop) / (p.crop_pct if p.crop_mode == "center" else 1.0)
+    return math.ceil(height * factor), math.ceil(width * factor)
+
+
+Transform = Callable[[Tensor, Noise | None], Tensor]

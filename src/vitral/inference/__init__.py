@@ -1,0 +1,1 @@
+"""Using a trained model: one predictor for library, command line and server."""

@@ -1,0 +1,1 @@
+"""Reports: a run directory as a page."""

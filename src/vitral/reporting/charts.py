@@ -1,0 +1,110 @@
+"""Charts as inline SVG, in the page's own colours."""
+
+import html
+import math
+from typing import Any
+
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 460, 240, 44, 34, 12, 10
+COLOURS = ("var(--two)", "var(--one)")
+
+
+def _ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round numbers from low to high."""
+    step = 10 ** math.floor(math.log10(max(high - low, 1e-12) / count))
+    step = next(step * k for k in (1, 2, 5, 10) if (high - low) / (step * k) <= count)
+    first = math.ceil(low / step) * step
+    return [first + i * step for i in range(int((high - first) / step + 1e-9) + 1)]
+
+
+def _frame(x: tuple[float, float], y: tuple[float, float], x_label: str) -> tuple[str, Any, Any]:
+    """Axes, grid and labels, and the maps from values to places."""
+
+    def at_x(value: float) -> float:
+        return LEFT + (value - x[0]) / max(x[1] - x[0], 1e-12) * (WIDTH - LEFT - RIGHT)
+
+    def at_y(value: float) -> float:
+        return HEIGHT - BOTTOM - (value - y[0]) / max(y[1] - y[0], 1e-12) * (HEIGHT - BOTTOM - TOP)
+
+    parts = []
+    for value in _ticks(*y):
+        parts.append(
+            f'<path d="M{LEFT} {at_y(value):.1f}H{WIDTH - RIGHT}" stroke="var(--line)"/>'
+            f'<text x="{LEFT - 6}" y="{at_y(value) + 4:.1f}" text-anchor="end">{value:.6g}</text>'
+        )
+    for value in _ticks(*x):
+        parts.append(f'<text x="{at_x(value):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{value:.6g}</text>')
+    parts.append(f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 3}" text-anchor="middle">{html.escape(x_label)}</text>')
+    return "".join(parts), at_x, at_y
+
+
+def _svg(body: str, label: str, width: float = WIDTH, height: float = HEIGHT) -> str:
+    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{html.escape(label)}">{body}</svg>'
+
+
+def line_chart(series: dict[str, list[tuple[float, float]]], x_label: str) -> str:
+    """Lines over a common axis, named in a legend."""
+    points = [p for line in series.values() for p in line if all(map(math.isfinite, p))]
+    if not points:
+        return "<p>Nothing was logged.</p>"
+    low, high = min(y for _, y in points), max(y for _, y in points)
+    room = (high - low or abs(high) or 1) * 0.05
+    body, at_x, at_y = _frame((0, max(x for x, _ in points)), (low - room, high + room), x_label)
+    ends = [line[-1][1] for line in series.values()]
+    legend = (
+        HEIGHT - BOTTOM - 16 * len(series) if sum(ends) / len(ends) > (low + high) / 2 else 20
+    )  # where the lines end not
+    for i, (name, line) in enumerate(series.items()):
+        path = " ".join(f"{at_x(x):.1f},{at_y(y):.1f}" for x, y in line if math.isfinite(y))
+        colour = COLOURS[i % len(COLOURS)]
+        body += f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
+        place = WIDTH - RIGHT - 90
+        body += f'<path d="M{place} {legend + 16 * i}h16" stroke="{colour}" stroke-width="3"/>'
+        body += f'<text x="{place + 21}" y="{legend + 4 + 16 * i}">{html.escape(name)}</text>'
+    return _svg(body, f"{', '.join(series)} over {x_label}")
+
+
+def reliability_chart(bins: list[dict[str, float]]) -> str:
+    """Accuracy against confidence; on the diagonal, 80 % sure means right 80 % of the time."""
+    body, at_x, at_y = _frame((0, 1), (0, 1), "confidence")
+    body += f'<path d="M{at_x(0)} {at_y(0)}L{at_x(1)} {at_y(1)}" stroke="var(--soft)" stroke-dasharray="4 4"/>'
+    total = sum(b["count"] for b in bins)
+    for b in bins:
+        radius, x, y = 3 + 9 * math.sqrt(b["count"] / total), at_x(b["confidence"]), at_y(b["accuracy"])
+        title = f"{b['count']:,} images, confidence {b['confidence']:.2f}, right {b['accuracy']:.2f}"
+        body += f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="var(--one)" fill-opacity=".6">'
+        body += f"<title>{title}</title></circle>"
+    body += f'<text x="{LEFT + 8}" y="{TOP + 12}">share that was right (area: number of images)</text>'
+    return _svg(body, "accuracy against confidence")
+
+
+def confusion_matrix(counts: list[list[int]], labels: list[str], most: int = 30) -> str:
+    """Rows: what it is; columns: what was said. Beyond `most` classes only the worst confusions are listed."""
+    pairs = [(counts[i][j], i, j) for i in range(len(counts)) for j in range(len(counts)) if i != j and counts[i][j]]
+    if len(labels) > most:
+        rows = "".join(
+            f"<tr><td>{html.escape(labels[i])} said to be {html.escape(labels[j])}</td><td>{n}</td></tr>"
+            for n, i, j in sorted(pairs, reverse=True)[:20]
+        )
+        return f"<table><tr><th>confusion</th><th>images</th></tr>{rows}</table>"
+    cell, margin = 36, 84
+    size = cell * len(labels)
+    body = ""
+    for i, row in enumerate(counts):
+        total = sum(row) or 1
+        name = html.escape(labels[i] if len(labels[i]) <= 12 else labels[i][:11] + "…")
+        body += f'<text x="{margin - 6}" y="{20 + cell * i + cell / 2 + 4}" text-anchor="end">{name}</text>'
+        x, y = margin + cell * i + cell / 2, 30 + size
+        body += f'<text x="{x}" y="{y}" text-anchor="end" transform="rotate(-45 {x} {y})">{name}</text>'
+        for j, n in enumerate(row):
+            colour = "var(--one)" if i == j else "var(--bad)"
+            shade = 0.08 + 0.75 * (n / total) ** 0.5 if n else 0.03
+            x0, y0, side = margin + cell * j, 20 + cell * i, cell - 1
+            body += f'<rect x="{x0}" y="{y0}" width="{side}" height="{side}" fill="{colour}" opacity="{shade:.2f}"/>'
+            if n:
+                body += (
+                    f'<text x="{x0 + cell / 2}" y="{y0 + cell / 2 + 4}" text-anchor="middle" '
+                    f'style="fill: var(--ink)">{n}</text>'
+                )
+    body += f'<text x="{margin}" y="12">columns: what was said; rows: what it is</text>'
+    picture = _svg(body, "confusion matrix", margin + size + 10, size + 90)
+    return f'<div style="max-width: {margin + size + 150}px">{picture}</div>'

@@ -1,0 +1,68 @@
+"""How good predictions are, with how far the number can be trusted."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def wilson_interval(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
+    """The 95 % confidence interval of a proportion (Wilson, 1927)."""
+    if total == 0:
+        return 0.0, 1.0
+    p = right / total
+    centre = (p + z * z / (2 * total)) / (1 + z * z / total)
+    half = z * math.sqrt(p * (1 - p) / total + z * z / (4 * total * total)) / (1 + z * z / total)
+    return max(centre - half, 0.0), min(centre + half, 1.0)
+
+
+def calibration_bins(confidence: Tensor, right: Tensor, bins: int = 10) -> list[dict[str, float]]:
+    """Mean confidence and accuracy of the predictions in each tenth of confidence that has any."""
+    which = (confidence * bins).long().clamp(max=bins - 1)
+    rows = []
+    for b in range(bins):
+        at = which == b
+        if at.any():
+            rows.append(
+                {
+                    "count": int(at.sum()),
+                    "confidence": float(confidence[at].mean()),
+                    "accuracy": float(right[at].double().mean()),
+                }
+            )
+    return rows
+
+
+def classification_metrics(logits: Tensor, targets: Tensor, classes: list[str], temperature: float) -> dict[str, Any]:
+    """Accuracy with its interval, loss, calibration, and a table by class."""
+    logits = logits.double()
+    predicted = logits.argmax(1)
+    right = predicted == targets
+    probabilities = (logits / temperature).softmax(1)
+    confidence = probabilities.gather(1, predicted[:, None])[:, 0]
+    bins = calibration_bins(confidence, right)
+    K = len(classes)
+    confusion = torch.zeros(K, K, dtype=torch.long)
+    confusion.index_put_((targets, predicted), torch.ones_like(targets), accumulate=True)
+    by_class = {}
+    for i, name in enumerate(classes):
+        hit, actual, said = int(confusion[i, i]), int(confusion[i].sum()), int(confusion[:, i].sum())
+        by_class[name] = {
+            "images": actual,
+            "recall": hit / actual if actual else 0.0,
+            "precision": hit / said if said else 0.0,
+            "f1": 2 * hit / (actual + said) if actual + said else 0.0,
+        }
+    low, high = wilson_interval(int(right.sum()), len(targets))
+    return {
+        "images": len(targets),
+        "accuracy": float(right.double().mean()),
+        "accuracy_95": [low, high],
+        "loss": float(torch.nn.functional.cross_entropy(logits, targets)),
+        "calibrated_loss": float(torch.nn.functional.cross_entropy(logits / temperature, targets)),
+        "ece": sum(b["count"] * abs(b["confidence"] - b["accuracy"]) for b in bins) / len(targets),
+        "calibration": bins,
+        "by_class": by_class,
+        "confusion": confusion.tolist(),
+    }

@@ -1,0 +1,1 @@
+"""Training: one loop that knows nothing of ViTs or tasks, and what it needs."""

@@ -1,0 +1,61 @@
+"""More than one process: `torchrun --nproc-per-node 2 -m vitral train ...` runs the same loop under DDP.
+
+gloo on CPUs, NCCL on GPUs. Sharding of weights (FSDP2) has its place in `wrap`.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Which process this is, and of how many."""
+
+    rank: int
+    world: int
+
+    @property
+    def first(self) -> bool:
+        """The process that alone writes and talks."""
+        return self.rank == 0
+
+    def sum(self, values: dict[str, float]) -> dict[str, float]:
+        """Add up each value over all processes."""
+        if self.world == 1:
+            return values
+        total = torch.tensor(list(values.values()), dtype=torch.float64)
+        dist.all_reduce(total)
+        return dict(zip(values, total.tolist(), strict=True))
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is up in any process."""
+        return self.sum({"flag": float(flag)})["flag"] > 0
+
+    def share(self, value: float) -> float:
+        """The first process's value, in all of them."""
+        return self.sum({"value": value if self.first else 0.0})["value"]
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Make gradients the mean over all processes."""
+        return model if self.world == 1 else DistributedDataParallel(model)
+
+
+@contextmanager
+def processes(device: torch.device) -> Iterator[Processes]:
+    """Join the other processes that torchrun has started, if any, and leave them at the end."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1:
+        yield Processes(0, 1)
+        return
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Processes(dist.get_rank(), world)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,67 @@
+"""What a run says while it goes: metrics.jsonl for machines, one line on the terminal for people."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class RunLog:
+    """Appends to metrics.jsonl, and shows a bar on a terminal. A process that does not write gets no path."""
+
+    def __init__(self, path: Path | None, quiet: bool, from_step: int = 0) -> None:
+        self.path = path
+        self.console = Console(stderr=True, quiet=quiet or path is None, highlight=False)
+        hidden = quiet or path is None or not sys.stderr.isatty()
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.percentage:3.0f} %"))
+        self.bar = Progress(*columns, TimeRemainingColumn(), console=self.console, transient=True, disable=hidden)
+        self.task = self.bar.add_task("starting", total=1.0)
+        self.val = ""
+        if path is not None and path.exists():
+            _cut_after(path, from_step)
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def say(self, text: str) -> None:
+        """Tell the user something."""
+        self.console.print(text)
+
+    def warn(self, text: str) -> None:
+        """Tell the user something that is not as it should be."""
+        self.console.print(f"warning: {text}", style="yellow")
+
+    def line(self, values: dict[str, Any]) -> None:
+        """Write a line of metrics.jsonl and move the bar."""
+        if self.path is not None:
+            with self.path.open("a") as file:
+                file.write(json.dumps(values) + "\n")
+        if values["split"] == "val":
+            self.val = f"  val {100 * values.get('accuracy', 0):.2f} %"
+            if self.bar.disable:
+                self.say(f"epoch {values['epoch']:g}: loss {values['loss']:.3f}{self.val}, {values['seconds']:.0f} s")
+        else:
+            text = (
+                f"epoch {values['epoch']:.1f}  loss {values['loss']:.3f}  acc {100 * values.get('accuracy', 0):.1f} %"
+            )
+            speed = f"  {values['images_per_second']:,.0f} img/s"
+            self.bar.update(self.task, completed=values["progress"], description=text + self.val + speed)
+
+
+def _cut_after(path: Path, step: int) -> None:
+    """Forget the lines of steps after the checkpoint that a run goes on from: they will be written again."""
+    kept = []
+    for line in path.read_text().splitlines():
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line)
+        except (ValueError, KeyError, TypeError):
+            continue  # a line that a crash cut short
+    path.write_text("".join(f"{line}\n" for line in kept))

@@ -1,0 +1,299 @@
+"""The training loop, read from top to bottom. It knows nothing of ViTs, of images on disk, or of what the task is."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint as recompute
+
+from vitral.config import Preprocess, TrainConfig
+from vitral.data.augment import augment, neighbours
+from vitral.data.loader import Batch, TrainLoader
+from vitral.data.noise import Noise
+from vitral.errors import TrainingError, unknown_name
+from vitral.nn.regularize import StochasticDepth
+from vitral.training.checkpoint import Checkpoint, load_optimizer_tensors, optimizer_tensors
+from vitral.training.distributed import Processes
+from vitral.training.ema import EMA
+from vitral.training.optim import make_optimizers
+from vitral.training.precision import autocast
+from vitral.training.schedule import cosine_with_warmup
+
+
+class Task(Protocol):
+    """What the loop asks of a task."""
+
+    better: str
+
+    def loss(self, outputs: Tensor, targets: Tensor, partners: Tensor, own: Tensor, /) -> Tensor:
+        """Mean loss of a batch, its images mixed with partners."""
+        ...
+
+    def sums(self, outputs: Tensor, targets: Tensor, /) -> dict[str, float]:
+        """What a batch adds to the metrics, with its `count`."""
+        ...
+
+
+@dataclass
+class Hooks:
+    """What the loop calls on the way: everything that talks, writes or looks at the clock outside."""
+
+    log: Callable[[dict[str, Any]], None]
+    """A line of metrics."""
+    validate: Callable[[], dict[str, float]] | None
+    """Metrics of the weights as they are on the validation part."""
+    save: Callable[[Checkpoint], None]
+    """Write a checkpoint."""
+    keep_best: Callable[[], None]
+    """Keep the weights as they are as the best so far."""
+    warn: Callable[[str], None]
+    stop: Callable[[], bool]
+    """Whether somebody wants the run to end now."""
+
+
+@dataclass
+class State:
+    """Where a run stands; everything else is a function of this, the config and the weights."""
+
+    step: int = 0
+    seconds: float = 0.0
+    bad_steps: int = 0
+    skipped: int = 0
+    unreadable: int = 0
+    best: float = float("-inf")
+    finished: bool = False
+    history: dict[str, float] = field(default_factory=dict)
+
+
+def fit(
+    model: nn.Module,
+    task: Task,
+    loader: TrainLoader,
+    preprocess: Preprocess,
+    config: TrainConfig,
+    hooks: Hooks,
+    processes: Processes,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    resume: Checkpoint | None = None,
+) -> State:
+    """Train until the epochs or the minutes are over; the averaged weights are then in the model."""
+    freeze(model, config.freeze)
+    if config.checkpoint_blocks:
+        recompute_blocks(model)
+    optimizers, ema, state = make_optimizers(model, config), EMA(model, config.ema), State()
+    if resume is not None:
+        state = restore(resume, model, optimizers, ema)
+    net = processes.wrap(model)
+    scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16 and device.type == "cuda")
+    trained = [p for p in model.parameters() if p.requires_grad]
+    total = config.epochs * loader.steps_per_epoch
+    warmup = min(config.warmup_epochs / config.epochs, 0.5)
+    began = time.monotonic() - state.seconds
+    last_save = time.monotonic()
+    meter = Meter()
+    model.train()
+
+    for batch in loader.batches(state.step):
+        state.seconds = time.monotonic() - began
+        progress = processes.share(along(state, total, config.max_minutes))
+        if progress >= 1 or state.finished:
+            break
+        rate = cosine_with_warmup(max(progress, 0.5 / total), warmup, config.min_lr)
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+            group["lr"] = group["peak_lr"] * rate
+
+        loss = 0.0
+        for part in split(batch, config.accumulate):
+            noise = Noise(config.seed, part.samples)
+            place_stochastic_depth(model, noise, device)
+            mixed = augment(part.images.to(device), noise, config.augment, preprocess)
+            targets = part.targets.to(device)
+            with autocast(device, dtype):
+                outputs = net(mixed.images)
+                outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+                part_loss = task.loss(outputs, targets, targets[neighbours(len(targets)).to(device)], mixed.own)
+            scaler.scale(part_loss / config.accumulate).backward()
+            loss += part_loss.item() / config.accumulate
+            meter.add(task.sums(outputs.detach(), targets))
+
+        if processes.any(loss != loss or abs(loss) == float("inf")):
+            skip(state, loss, batch, config, hooks)
+        else:
+            state.bad_steps = 0
+            for optimizer in optimizers:
+                scaler.unscale_(optimizer)
+            norm = nn.utils.clip_grad_norm_(trained, config.clip_grad or float("inf"))
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+            scaler.update()
+            ema.update()
+            meter.add_loss(loss, norm)
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        state.step += 1
+        report_unreadable(state, batch, hooks)
+
+        epoch, rest = divmod(state.step, loader.steps_per_epoch)
+        if state.step % config.log_steps == 0 or rest == 0:
+            line = {"step": state.step, "epoch": state.step / loader.steps_per_epoch, "progress": progress, "lr": rate}
+            hooks.log({"split": "train", **line, **meter.read(processes), "seconds": state.seconds})
+        if rest == 0 and hooks.validate is not None and (epoch % config.eval_every == 0 or state.step == total):
+            evaluate_average(model, ema, task, hooks, state, epoch)
+        if processes.any(due(config, state, last_save)):
+            last_save = time.monotonic()
+            hooks.save(snapshot(state, model, optimizers, ema))
+        if processes.any(hooks.stop()):
+            hooks.save(snapshot(state, model, optimizers, ema))
+            raise KeyboardInterrupt
+
+    state.finished = True
+    hooks.save(snapshot(state, model, optimizers, ema))
+    if config.ema:
+        ema.swap()
+    model.eval()
+    return state
+
+
+def along(state: State, total: int, max_minutes: float | None) -> float:
+    """How far the run is, 0 to 1: by steps, or by the clock where that is further."""
+    by_steps = state.step / total
+    return by_steps if max_minutes is None else max(by_steps, state.seconds / (60 * max_minutes))
+
+
+def split(batch: Batch, parts: int) -> Iterator[Batch]:
+    """Cut a batch for accumulation, in even pieces so that neighbours stay together."""
+    size = -(-len(batch.targets) // parts)
+    size += size % 2 if parts > 1 else 0
+    for i in range(0, len(batch.targets), size):
+        at = slice(i, i + size)
+        yield Batch(batch.images[at], batch.targets[at], batch.samples[at], [])
+
+
+def place_stochastic_depth(model: nn.Module, noise: Noise, device: torch.device) -> None:
+    """Let each sample's own numbers decide which branches it skips."""
+    layers = [m for m in model.modules() if isinstance(m, StochasticDepth) and m.rate]
+    if layers:
+        numbers = noise.uniform("depth", len(layers)).float().to(device)
+        for i, layer in enumerate(layers):
+            layer.noise = numbers[:, i]
+
+
+def freeze(model: nn.Module, parts: str) -> None:
+    """Stop the training of the parts whose parameter names begin with one of the words, separated by commas."""
+    names = [name for name, _ in model.named_parameters()]
+    for word in filter(None, (word.strip() for word in parts.split(","))):
+        if not any(name.startswith(word) for name in names):
+            raise unknown_name("part to freeze", word, {name.rsplit(".", 1)[0] for name in names} | set(names))
+        for name, parameter in model.named_parameters():
+            if name.startswith(word):
+                parameter.requires_grad_(False)
+
+
+def recompute_blocks(model: nn.Module) -> None:
+    """Keep only the input of each block for the backward pass, and compute the block again there."""
+    for block in model.blocks:  # type: ignore[union-attr]
+        forward = block.forward
+        block.forward = lambda *args, forward=forward: recompute(forward, *args, use_reentrant=False)
+
+
+def skip(state: State, loss: float, batch: Batch, config: TrainConfig, hooks: Hooks) -> None:
+    """Leave out a step whose loss is not finite, and give up after too many in a row."""
+    state.bad_steps += 1
+    state.skipped += 1
+    samples = f"samples {int(batch.samples[0])} to {int(batch.samples[-1])}"
+    hooks.warn(f"step {state.step + 1}: the loss is {loss}; the step is skipped ({samples})")
+    if state.bad_steps >= config.max_bad_steps:
+        raise TrainingError(
+            f"the loss was not finite in {state.bad_steps} steps in a row, last {loss} at step {state.step + 1}; "
+            f"lower --lr or --muon-lr, or set --clip-grad. The last good checkpoint is kept."
+        )
+
+
+def report_unreadable(state: State, batch: Batch, hooks: Hooks) -> None:
+    """Say which images could not be read, the first few times."""
+    for problem in batch.unreadable:
+        state.unreadable += 1
+        if state.unreadable <= 5:
+            hooks.warn(problem)
+
+
+def evaluate_average(model: nn.Module, ema: EMA, task: Task, hooks: Hooks, state: State, epoch: int) -> None:
+    """Evaluate the averaged weights on the validation part, and keep them if they are the best so far."""
+    assert hooks.validate is not None
+    ema.swap()
+    model.eval()
+    metrics = hooks.validate()
+    if metrics[task.better] > state.best:
+        state.best = metrics[task.better]
+        hooks.keep_best()
+    ema.swap()
+    model.train()
+    hooks.log({"split": "val", "step": state.step, "epoch": epoch, **metrics, "seconds": state.seconds})
+
+
+def due(config: TrainConfig, state: State, last_save: float) -> bool:
+    """Whether it is time for a checkpoint."""
+    if config.save_steps is not None:
+        return state.step % config.save_steps == 0
+    return time.monotonic() - last_save > 60 * config.save_minutes
+
+
+class Meter:
+    """Training metrics since they were last read."""
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self.sums: dict[str, float] = {}
+        self.loss, self.norm, self.steps, self.began = 0.0, 0.0, 0, time.monotonic()
+
+    def add(self, sums: dict[str, float]) -> None:
+        """Take the sums of a batch in."""
+        for name, value in sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+
+    def add_loss(self, loss: float, norm: Tensor) -> None:
+        """Take the loss that was minimised, and the norm of its gradient, in."""
+        self.loss, self.norm, self.steps = self.loss + loss, self.norm + norm.item(), self.steps + 1
+
+    def read(self, processes: Processes) -> dict[str, float]:
+        """Means over all processes since the last call."""
+        sums = processes.sum({**self.sums, "objective": self.loss / max(self.steps, 1) / processes.world})
+        count = max(sums.pop("count"), 1.0)
+        objective = sums.pop("objective")
+        sums.pop("loss", None)
+        speed = count / max(time.monotonic() - self.began, 1e-9)
+        norm = self.norm / max(self.steps, 1)
+        self._clear()
+        means = {name: value / count for name, value in sums.items()}
+        return {"loss": objective, **means, "grad_norm": norm, "images_per_second": speed}
+
+
+def snapshot(state: State, model: nn.Module, optimizers: list[torch.optim.Optimizer], ema: EMA) -> Checkpoint:
+    """Everything that a run needs to go on as if nothing had happened."""
+    values = {name: value for name, value in vars(state).items() if name != "history"} | {"ema_steps": ema.steps}
+    tensors = {
+        "model": dict(model.state_dict()),
+        "ema": ema.state_dict(),
+        "optimizer": optimizer_tensors(optimizers),
+        "random": {"torch": torch.get_rng_state()},
+    }
+    return Checkpoint(
+        state.step, tensors, {k: str(v) if v in (float("inf"), float("-inf")) else v for k, v in values.items()}
+    )
+
+
+def restore(checkpoint: Checkpoint, model: nn.Module, optimizers: list[torch.optim.Optimizer], ema: EMA) -> State:
+    """Put everything back as it was."""
+    values = dict(checkpoint.values)
+    ema.load_state_dict(checkpoint.tensors["ema"], values.pop("ema_steps"))
+    model.load_state_dict(checkpoint.tensors["model"])
+    load_optimizer_tensors(optimizers, checkpoint.tensors["optimizer"])
+    torch.set_rng_state(checkpoint.tensors["random"]["torch"])
+    values["best"] = float(values["best"])
+    return State(**values)

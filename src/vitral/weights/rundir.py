@@ -1,0 +1,93 @@
+"""A run directory: `config.json` with all that rebuilds the model and its preprocessing, `model.safetensors`, more."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from vitral.config import Preprocess, ViTConfig
+from vitral.errors import CheckpointError
+from vitral.models.vit import VisionTransformer
+
+FORMAT_VERSION = 1
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What `config.json` holds."""
+
+    document: dict[str, Any]
+
+    @property
+    def model(self) -> ViTConfig:
+        """The model."""
+        return ViTConfig.from_dict(self.document["model"])
+
+    @property
+    def preprocess(self) -> Preprocess:
+        """What is done to an image before the model sees it."""
+        return Preprocess.from_dict(self.document["preprocess"])
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the classes."""
+        return list(self.document["labels"])
+
+    @property
+    def temperature(self) -> float:
+        """What logits are divided by, fitted on validation data."""
+        return float(self.document.get("temperature", 1.0))
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run directory."""
+    return (path / CONFIG).is_file()
+
+
+def read_run_config(path: Path) -> RunConfig:
+    """Read and check `config.json`."""
+    try:
+        document = json.loads((path / CONFIG).read_bytes())
+        assert isinstance(document, dict)
+        version = document["format_version"]
+    except (OSError, ValueError, KeyError, AssertionError) as error:
+        raise CheckpointError(f"{path} is not a run directory: config.json is missing or broken ({error}).") from error
+    if version != FORMAT_VERSION:
+        raise CheckpointError(f"{path} has format {version}, this vitral reads {FORMAT_VERSION}.")
+    return RunConfig(document)
+
+
+def load_run(path: Path) -> VisionTransformer:
+    """Build the model of a run, ready to predict: eval mode, with its preprocessing and labels."""
+    import torch
+
+    config = read_run_config(path)
+    if not (path / WEIGHTS).is_file():
+        raise CheckpointError(f"{path} has no {WEIGHTS}: the run is not finished; go on with vitral train --resume.")
+    with torch.device("meta"):
+        model = VisionTransformer(config.model)
+    try:
+        weights = load_file(path / WEIGHTS)
+        model.load_state_dict(weights, assign=True)
+    except (SafetensorError, RuntimeError, OSError) as error:
+        raise CheckpointError(f"{path / WEIGHTS} does not fit config.json ({str(error).splitlines()[0]}).") from error
+    model.preprocess, model.labels = config.preprocess, config.labels
+    return model.eval()
+
+
+def load_model(source: str | Path) -> VisionTransformer:
+    """Load a trained model: a run directory that `vitral train` made."""
+    path = Path(source)
+    if not is_run(path):
+        raise CheckpointError(f"{source} is not a run directory; give a folder that vitral train made.")
+    return load_run(path)
+
+
+def config_document(parts: Mapping[str, Any]) -> bytes:
+    """`config.json` as bytes."""
+    return (json.dumps({"format_version": FORMAT_VERSION, **parts}, indent=1) + "\n").encode()

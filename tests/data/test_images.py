@@ -1,0 +1,177 @@
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitral.data import images as module
+from vitral.data.images import ImageLimits, read_image
+from vitral.errors import ImageError
+
+
+def gradient(height=24, width=40):
+    """A picture in which every place has its own colour."""
+    rows, columns = np.mgrid[0:height, 0:width]
+    return np.stack([rows * 255 // height, columns * 255 // width, (rows + columns) * 3 % 256], -1).astype(np.uint8)
+
+
+def encode(array_or_image, kind="PNG", **options):
+    image = array_or_image if isinstance(array_or_image, Image.Image) else Image.fromarray(array_or_image)
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+@pytest.fixture(params=["simplejpeg", "pillow"])
+def decoder(request, monkeypatch):
+    if request.param == "pillow":
+        monkeypatch.setattr(module, "_import_simplejpeg", lambda: None)
+    elif module._import_simplejpeg() is None:
+        pytest.fail("simplejpeg is a part of the test environment")
+    return request.param
+
+
+def test_png_is_exact():
+    x = read_image(encode(gradient()))
+    assert x.dtype == torch.uint8
+    assert torch.equal(x, torch.from_numpy(gradient()).permute(2, 0, 1))
+
+
+def test_a_path_is_read(tmp_path):
+    path = tmp_path / "a.png"
+    path.write_bytes(encode(gradient()))
+    assert torch.equal(read_image(path), read_image(str(path)))
+
+
+def test_jpeg_is_near(decoder):
+    x = read_image(encode(gradient(), "JPEG", quality=95))
+    reference = torch.from_numpy(gradient()).permute(2, 0, 1)
+    assert (x.float() - reference.float()).abs().mean() < 6
+
+
+def test_decoders_agree(monkeypatch):
+    data = encode(gradient(64, 96), "JPEG", quality=90)
+    ours = read_image(data)
+    monkeypatch.setattr(module, "_import_simplejpeg", lambda: None)
+    assert (ours.float() - read_image(data).float()).abs().mean() < 1
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_rotation_is_undone(decoder, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encode(gradient(), "JPEG", quality=95, exif=exif)
+    with Image.open(io.BytesIO(data)) as image:
+        from PIL import ImageOps
+
+        reference = np.asarray(ImageOps.exif_transpose(image))
+    x = read_image(data).permute(1, 2, 0).numpy().astype(float)
+    assert x.shape == reference.shape
+    assert np.abs(x - reference).mean() < 2
+
+
+def test_scaled_decoding_never_goes_below_what_is_wanted(decoder):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # on its side
+    for options in ({}, {"exif": exif}):
+        data = encode(gradient(800, 1200), "JPEG", **options)
+        x = read_image(data, at_least=(150, 100))
+        full = (1200, 800) if options else (800, 1200)
+        assert x.shape[1] >= 150
+        assert x.shape[2] >= 100
+        assert x.shape[1] < full[0]
+        assert abs(x.shape[1] / x.shape[2] - full[0] / full[1]) < 0.02
+
+
+def test_grey(decoder):
+    for kind in ("PNG", "JPEG"):
+        x = read_image(encode(gradient(), kind), mode="grey")
+        assert x.shape == (1, 24, 40)
+        reference = gradient().astype(float) @ [0.299, 0.587, 0.114]
+        assert np.abs(x[0].numpy() - reference).mean() < 4
+    assert read_image(encode(gradient()[:, :, 0])).shape == (3, 24, 40)
+
+
+def test_cmyk():
+    red = Image.new("CMYK", (9, 7), (0, 255, 255, 0))
+    x = read_image(encode(red, "JPEG", quality=95))
+    assert x.shape == (3, 7, 9)
+    assert x[0].float().mean() > 200
+    assert x[1].float().mean() < 60
+
+
+def test_palette_and_transparency_are_laid_on_white():
+    transparent = Image.new("RGBA", (9, 7), (255, 0, 0, 0))
+    assert (read_image(encode(transparent)) == 255).all()
+    half = Image.new("RGBA", (9, 7), (255, 0, 0, 128))
+    assert read_image(encode(half))[:, 0, 0].tolist() == pytest.approx([255, 127, 127], abs=1)
+    palette = Image.fromarray(gradient()).quantize(16)
+    assert read_image(encode(palette)).shape == (3, 24, 40)
+    palette.info["transparency"] = 0
+    assert read_image(encode(palette, "PNG", transparency=0)).shape == (3, 24, 40)
+
+
+def test_sixteen_bits_keep_their_range():
+    ramp = (np.arange(40 * 24).reshape(24, 40) * 65535 // 959).astype(np.uint16)
+    for kind in ("PNG", "TIFF"):
+        x = read_image(encode(Image.fromarray(ramp), kind), mode="grey")
+        assert np.abs(x[0].numpy() - ramp / 257).max() <= 1
+
+
+def test_animations_give_their_first_frame():
+    frames = [Image.new("RGB", (9, 7), colour) for colour in ("red", "blue")]
+    data = encode(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert read_image(data)[:, 0, 0].tolist() == [255, 0, 0]
+
+
+@pytest.mark.parametrize("kind", ["WEBP", "BMP", "TIFF", "PPM", "GIF"])
+def test_other_formats(kind):
+    assert read_image(encode(gradient(), kind)).shape == (3, 24, 40)
+
+
+class TestBroken:
+    def test_an_empty_file(self, tmp_path):
+        (tmp_path / "empty.png").touch()
+        with pytest.raises(ImageError, match=r"empty\.png is empty \(0 bytes\)"):
+            read_image(tmp_path / "empty.png")
+
+    def test_a_missing_file(self, tmp_path):
+        with pytest.raises(ImageError, match=r"none\.png does not exist"):
+            read_image(tmp_path / "none.png")
+
+    def test_a_folder(self, tmp_path):
+        with pytest.raises(ImageError, match="cannot be read"):
+            read_image(tmp_path)
+
+    def test_not_an_image(self):
+        with pytest.raises(ImageError, match="not an image of a known format"):
+            read_image(b"hello, this is text")
+
+    @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP", "BMP"])
+    def test_cut_short(self, decoder, kind):
+        data = encode(gradient(200, 300), kind)
+        with pytest.raises(ImageError, match=r"cannot be decoded|not an image"):
+            read_image(data[: len(data) // 2])
+
+    def test_too_many_bytes(self):
+        with pytest.raises(ImageError, match="more than the limit of 100"):
+            read_image(encode(gradient()), limits=ImageLimits(max_bytes=100))
+
+    def test_a_decompression_bomb_is_refused_by_its_header(self):
+        data = encode(Image.new("L", (4000, 4000)))
+        assert len(data) < 100_000
+        with pytest.raises(ImageError, match="4000 x 4000 pixels, more than the limit of 1,000,000"):
+            read_image(data, limits=ImageLimits(max_pixels=1_000_000))
+
+    def test_formats_that_run_other_programs_are_not_opened(self):
+        with pytest.raises(ImageError, match="not an image of a known format"):
+            read_image(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\nshowpage\n")
+
+
+def test_the_limits_are_checked_while_reading(tmp_path: Path):
+    path = tmp_path / "large.png"
+    path.write_bytes(b"\0" * 5000)
+    with pytest.raises(ImageError, match="more than the limit of 1,000"):
+        read_image(path, limits=ImageLimits(max_bytes=1000))

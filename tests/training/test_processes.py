@@ -1,0 +1,38 @@
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SCRIPT = Path(__file__).with_name("processes.py")
+
+
+def losses(dtype, world):
+    """Loss, accuracy and gradient norm of 50 steps, by one process or several on the loopback interface."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    started = []
+    for rank in range(world):
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        if world > 1:
+            env |= {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            env |= {"GLOO_SOCKET_IFNAME": "lo"}
+        command = [sys.executable, str(SCRIPT), dtype]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env))
+    outputs = [process.communicate(timeout=300) for process in started]
+    assert all(process.returncode == 0 for process in started), outputs[0][1]
+    return np.array(json.loads(outputs[0][0].splitlines()[-1]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-8), ("float32", 1e-4)])
+def test_two_processes_give_the_loss_curve_of_one(dtype, tolerance):
+    one, two = losses(dtype, 1), losses(dtype, 2)
+    assert one.shape == (50, 3)
+    assert one[-5:, 0].mean() < one[0, 0] - 0.3
+    assert np.abs(one[:, :2] - two[:, :2]).max() <= tolerance
