@@ -23,8 +23,11 @@ $(VENV)/dev.stamp: $(VENV)/core.stamp
 
 setup: $(VENV)/dev.stamp  ## Make .venv with everything that work on vitral needs.
 
-demo: $(VENV)/core.stamp  ## Walk an image through the equations; pictures go to demo/.
+demo: $(VENV)/core.stamp  ## Walk an image through the equations, then train on the digits; all goes to demo/.
 	@MPLBACKEND=agg $(BIN)/python docs/notebooks/vit_step_by_step.py
+	@printf '\nTraining on the embedded digits\n-------------------------------\n'
+	@rm -rf demo/digits
+	@$(BIN)/vitral train digits --out demo/digits
 
 test: $(VENV)/dev.stamp  ## Run the tests, but for the slow ones.
 	@$(BIN)/python -m pytest -n 2 -q -m "not slow"
@@ -54,6 +57,8 @@ imports: $(VENV)/dev.stamp
 bench: $(VENV)/dev.stamp  ## Measure speed beside timm and transformers; tables and JSON go to benchmarks/results/.
 	@$(BIN)/python benchmarks/forward.py
 	@$(BIN)/python benchmarks/startup.py
+	@$(BIN)/python benchmarks/train_step.py
+	@$(BIN)/python benchmarks/loader.py
 
 notebooks: $(VENV)/dev.stamp  ## Turn docs/notebooks/*.py into executed .ipynb files beside them.
 	@$(BIN)/jupytext --to ipynb --execute docs/notebooks/*.py

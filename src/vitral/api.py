@@ -47,7 +47,7 @@ def train(
 def train_and_report(data: Data, config: TrainConfig, out: Path, *, resume: bool, quiet: bool, command: str) -> Run:
     """Training, then the report."""
     run = train_model(data, config, out, resume=resume, quiet=quiet, command=command)
-    if run.metrics:
+    if run.wrote:
         write_report(out, data)
     return run
 

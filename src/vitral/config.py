@@ -389,7 +389,7 @@ class Augmentation(Options):
 class TrainConfig(Options):
     """Everything that decides how a model is trained."""
 
-    model: str = "vit_nano_conv_patch2_8"
+    model: str = "vit_lite_conv_patch4_32"
     """Name of a model; `vitral models` lists them."""
     img_size: int | tuple[int, int] | None = None
     """Height and width the images are brought to; by default the model's."""

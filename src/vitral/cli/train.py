@@ -82,6 +82,8 @@ def run(options: Options) -> None:
         config = replace(options.train, seed=options.train.seed + i)
         place = out if options.seeds == 1 else out / f"seed-{config.seed}"
         runs.append(train_and_report(data, config, place, resume=options.resume, quiet=options.json, command=command))
+    if not runs[0].wrote:
+        return
     metrics: dict[str, Any] = {"runs": [{"path": str(run.path), "metrics": run.metrics} for run in runs]}
     for part in runs[0].metrics:
         values = [run.metrics[part]["accuracy"] for run in runs]
@@ -91,5 +93,5 @@ def run(options: Options) -> None:
             print(f"{part}: {100 * mean(values):.2f} ± {100 * spread:.2f} % over {len(values)} seeds")
     if options.json:
         print_json(metrics)
-    elif runs[0].metrics:
+    else:
         print(f"{out}: {'report.html, ' if options.seeds == 1 else ''}model.safetensors, config.json")

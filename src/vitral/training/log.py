@@ -32,11 +32,11 @@ class RunLog:
 
     def say(self, text: str) -> None:
         """Tell the user something."""
-        self.console.print(text)
+        self.console.print(text, soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """Tell the user something that is not as it should be."""
-        self.console.print(f"warning: {text}", style="yellow")
+        self.console.print(f"warning: {text}", style="yellow", soft_wrap=True)
 
     def line(self, values: dict[str, Any]) -> None:
         """Write a line of metrics.jsonl and move the bar."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -65,7 +65,6 @@ class State:
     unreadable: int = 0
     best: float = float("-inf")
     finished: bool = False
-    history: dict[str, float] = field(default_factory=dict)
 
 
 def fit(
@@ -138,7 +137,7 @@ def fit(
         report_unreadable(state, batch, hooks)
 
         epoch, rest = divmod(state.step, loader.steps_per_epoch)
-        if state.step % config.log_steps == 0 or rest == 0:
+        if state.step % config.log_steps == 0 or rest == 0 or state.step == 1:
             line = {"step": state.step, "epoch": state.step / loader.steps_per_epoch, "progress": progress, "lr": rate}
             hooks.log({"split": "train", **line, **meter.read(processes), "seconds": state.seconds})
         if rest == 0 and hooks.validate is not None and (epoch % config.eval_every == 0 or state.step == total):
@@ -276,7 +275,7 @@ class Meter:
 
 def snapshot(state: State, model: nn.Module, optimizers: list[torch.optim.Optimizer], ema: EMA) -> Checkpoint:
     """Everything that a run needs to go on as if nothing had happened."""
-    values = {name: value for name, value in vars(state).items() if name != "history"} | {"ema_steps": ema.steps}
+    values = vars(state) | {"ema_steps": ema.steps}
     tensors = {
         "model": dict(model.state_dict()),
         "ema": ema.state_dict(),

@@ -20,6 +20,7 @@ from vitral.data.loader import TrainLoader, eval_batches
 from vitral.data.sources.base import Data
 from vitral.data.transforms import normalize
 from vitral.errors import CheckpointError, DataError
+from vitral.models.cost import model_cost
 from vitral.models.zoo import create_model
 from vitral.tasks.classify import Classify, fit_temperature
 from vitral.tasks.metrics import classification_metrics
@@ -29,7 +30,7 @@ from vitral.training.distributed import Processes, processes
 from vitral.training.log import RunLog
 from vitral.training.loop import Hooks, fit
 from vitral.training.precision import resolve_device, resolve_precision
-from vitral.weights.rundir import CONFIG, WEIGHTS, config_document
+from vitral.weights.rundir import CONFIG, WEIGHTS, config_document, read_run_config
 
 # Options that may differ when a run goes on: they change where and how fast it runs, not what it computes.
 MAY_DIFFER = {"device", "workers", "save_minutes", "save_steps", "log_steps", "max_minutes"}
@@ -41,6 +42,8 @@ class Run:
 
     path: Path
     metrics: dict[str, Any]
+    wrote: bool = True
+    """Whether this process is the one that wrote it."""
 
 
 def train_model(
@@ -63,7 +66,9 @@ def train_model(
         )  # fmt: skip
         log = RunLog(out / "metrics.jsonl" if who.first else None, quiet, checkpoint.step if checkpoint else 0)
         with log, _signals() as stop:
-            for note in [data.describe(), *data.notes, *filter(None, [notice]), *notes]:
+            size = "x".join(map(str, model.config.image))
+            built = f"{config.model}: {model_cost(model.config).params:,} parameters, images of {size}"
+            for note in [data.describe(), *data.notes, built, *filter(None, [notice]), *notes]:
                 log.say(note)
             torch.manual_seed(config.seed)
             describe = _description(data, config, model, command)
@@ -90,7 +95,7 @@ def train_model(
 
                 model.load_state_dict(load_file(out / "best.safetensors"))
             if not who.first:
-                return Run(out, {})
+                return Run(out, {}, wrote=False)
             return _finish(out, model, data, preprocess, config, device, describe, log)
 
 
@@ -103,32 +108,34 @@ def _make_model(data: Data, config: TrainConfig, task: Classify, device: torch.d
 
 
 def _open_run(out: Path, config: TrainConfig, resume: bool, who: Processes) -> tuple[Checkpoint | None, list[str]]:
-    """Make the run directory, or find the checkpoint to go on from."""
-    if not resume:
-        if (out / CONFIG).exists() or (out / "checkpoints").exists():
-            raise CheckpointError(f"{out} holds a run already; pass --resume to go on with it, or another --out.")
-        if who.first:
+    """Make the run directory, or find the checkpoint to go on from; the first process looks, and all heed it."""
+    problem = ""
+    if who.first:
+        problem = _why_not(out, config, resume)
+        if not problem and not resume:
             out.mkdir(parents=True, exist_ok=True)
+    if who.any(bool(problem)):
+        raise CheckpointError(problem or f"the first process could not open {out}.")
+    if not resume:
         return None, []
-    if not (out / CONFIG).is_file():
-        raise CheckpointError(f"{out} holds no run to go on with; leave --resume out to start one.")
-    saved = json.loads((out / CONFIG).read_bytes())["train"]
-    now = json.loads(json.dumps(config.to_dict()))
-    different = [
-        f"{key}: {saved.get(key)!r} in the run, {now[key]!r} now"
-        for key in now
-        if key not in MAY_DIFFER and saved.get(key) != now[key]
-    ]
-    if different:
-        raise CheckpointError(
-            f"{out} was started with other options ({'; '.join(different)}); use the same, or another --out."
-        )
     checkpoint, problems = load_newest(out / "checkpoints")
-    notes = [f"warning: {problem} The one before is used." for problem in problems]
-    notes.append(
-        f"going on from step {checkpoint.step}" if checkpoint else "no checkpoint yet: starting from the beginning"
-    )
-    return checkpoint, notes
+    notes = [f"warning: {text} The one before is used." for text in problems]
+    here = f"going on from step {checkpoint.step}" if checkpoint else "no checkpoint yet: starting from the beginning"
+    return checkpoint, [*notes, here]
+
+
+def _why_not(out: Path, config: TrainConfig, resume: bool) -> str:
+    """Why a run cannot start, or go on, in this place with these options; nothing if it can."""
+    if not resume:
+        taken = (out / CONFIG).exists() or (out / "checkpoints").exists()
+        return f"{out} holds a run already; pass --resume to go on with it, or another --out." if taken else ""
+    if not (out / CONFIG).is_file():
+        return f"{out} holds no run to go on with; leave --resume out to start one."
+    saved = read_run_config(out).document["train"]
+    now = json.loads(json.dumps(config.to_dict()))
+    different = [key for key in now if key not in MAY_DIFFER and saved.get(key) != now[key]]
+    named = "; ".join(f"{key}: {saved.get(key)!r} in the run, {now[key]!r} now" for key in different)
+    return f"{out} was started with other options ({named}); use the same, or another --out." if different else ""
 
 
 @contextmanager

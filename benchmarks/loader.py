@@ -1,0 +1,106 @@
+"""Decoding and cropping JPEGs to 224: vitral beside plain Pillow, Pillow with `draft`, and Pillow with `resize(box=)`.
+
+    python benchmarks/loader.py
+
+Images per CPU second of one process, interleaved, medians; files of 500 x 400 and 2000 x 1600, made here from noise.
+Writes benchmarks/results/loader.json.
+"""
+
+import io
+import time
+from collections.abc import Callable
+
+import torch
+from PIL import Image
+
+from measure import write_json
+from vitral.config import Preprocess
+from vitral.data.images import read_image
+from vitral.data.noise import Noise
+from vitral.data.transforms import decode_size, eval_transform, random_resized_crop
+
+P = Preprocess(img_size=224, crop_pct=0.875, interpolation="bicubic")
+BICUBIC = Image.Resampling.BICUBIC
+
+
+def make_jpeg(width: int, height: int) -> bytes:
+    """A picture with detail at every scale, as photographs have."""
+    generator, x = torch.Generator().manual_seed(0), torch.zeros(1, 3, height, width)
+    for cells in (4, 16, 64, 256):
+        noise = torch.rand(1, 3, cells, cells, generator=generator)
+        x += torch.nn.functional.interpolate(noise, size=(height, width), mode="bicubic") / cells**0.5
+    x = (255 * (x - x.min()) / (x.max() - x.min()))[0].permute(1, 2, 0).to(torch.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(x.numpy()).save(buffer, "JPEG", quality=90)
+    return buffer.getvalue()
+
+
+def centre(image: Image.Image) -> Image.Image:
+    left, top = (image.width - 224) // 2, (image.height - 224) // 2
+    return image.crop((left, top, left + 224, top + 224))
+
+
+def shorter_to(image: Image.Image, side: int) -> tuple[int, int]:
+    scale = side / min(image.size)
+    return round(image.width * scale), round(image.height * scale)
+
+
+def pillow(data: bytes) -> None:
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    centre(image.resize(shorter_to(image, 256), BICUBIC))
+
+
+def pillow_draft(data: bytes) -> None:
+    image = Image.open(io.BytesIO(data))
+    image.draft("RGB", (256, 256))
+    image = image.convert("RGB")
+    centre(image.resize(shorter_to(image, 256), BICUBIC))
+
+
+def pillow_box(data: bytes) -> None:
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    side = min(image.size) * 224 / 256
+    left, top = (image.width - side) / 2, (image.height - side) / 2
+    image.resize((224, 224), BICUBIC, box=(left, top, left + side, top + side))
+
+
+def vitral_eval(data: bytes) -> None:
+    eval_transform(read_image(data, "rgb", decode_size(P)), P)
+
+
+def vitral_train(data: bytes) -> None:
+    noise = Noise(0, torch.tensor([1]))
+    random_resized_crop(read_image(data, "rgb", decode_size(P, 0.25)), P, noise, (0.25, 1.0), (3 / 4, 4 / 3))
+
+
+RIVALS: dict[str, Callable[[bytes], None]] = {
+    "Pillow": pillow,
+    "Pillow, box=": pillow_box,
+    "Pillow, draft": pillow_draft,
+    "vitral, evaluation": vitral_eval,
+    "vitral, random crop": vitral_train,
+}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    results: dict[str, dict[str, float]] = {}
+    for width, height in ((500, 400), (2000, 1600)):
+        data = make_jpeg(width, height)
+        times: dict[str, list[float]] = {name: [] for name in RIVALS}
+        for _ in range(25):
+            for name, decode in RIVALS.items():
+                began = time.process_time()
+                for _ in range(4):
+                    decode(data)
+                times[name].append((time.process_time() - began) / 4)
+        speed = {name: 1 / sorted(values)[len(values) // 2] for name, values in times.items()}
+        results[f"{width}x{height}"] = speed
+        print(f"{width} x {height}, {len(data) / 1000:.0f} kB: images per CPU second")
+        for name, value in speed.items():
+            print(f"  {name:20} {value:8.0f}   {value / speed['Pillow']:.2f} times plain Pillow")
+    print(f"wrote {write_json('loader', {'images_per_cpu_second': results})}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitral.errors import ImageError, InputError
+from vitral.inference.predictor import Prediction, Predictor
+from vitral.models.zoo import create_model
+
+
+@pytest.fixture(scope="module")
+def predictor():
+    model = create_model("vit_lite_conv_patch4_32", num_classes=5, seed=0)
+    model.labels = ["ant", "bee", "cow", "dog", "emu"]
+    return Predictor(model, batch_size=3)
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    paths = []
+    for i in range(7):
+        paths.append(tmp_path / f"{i}.png")
+        pixels = np.random.default_rng(i).integers(0, 256, (40 + i, 50, 3), np.uint8)
+        Image.fromarray(pixels).save(paths[-1])
+    return paths
+
+
+def test_every_form_of_an_image_gives_the_same_answer(predictor, pictures):
+    image = Image.open(pictures[2]).convert("RGB")
+    array = np.asarray(image)
+    forms = [
+        *(pictures[2], str(pictures[2]), pictures[2].read_bytes(), image, array),
+        torch.from_numpy(array.copy()).permute(2, 0, 1),
+    ]
+    answers = [predictor.predict(form)[0] for form in forms]
+    for answer in answers:
+        assert answer.labels == answers[0].labels
+        assert answer.probabilities == answers[0].probabilities
+
+
+def test_alone_in_a_list_and_in_a_folder(predictor, pictures):
+    together = predictor.predict(pictures)
+    folder = predictor.predict(pictures[0].parent)
+    assert [a.name for a in folder] == [str(p) for p in pictures]
+    for i, path in enumerate(pictures):
+        alone = predictor.predict(path)[0]
+        assert alone.labels == together[i].labels == folder[i].labels
+        assert alone.probabilities == pytest.approx(together[i].probabilities, abs=1e-6)
+
+
+def test_probabilities_are_sorted_and_sum_to_1(predictor, pictures):
+    (answer,) = predictor.predict(pictures[0], top_k=99)
+    assert len(answer.labels) == 5
+    assert answer.probabilities == sorted(answer.probabilities, reverse=True)
+    assert sum(answer.probabilities) == pytest.approx(1)
+    assert len(predictor.predict(pictures[0], top_k=2)[0].labels) == 2
+
+
+def test_a_stream_takes_no_more_than_it_needs(predictor, pictures):
+    taken = []
+
+    def endless():
+        for i in range(10**9):
+            taken.append(i)
+            yield pictures[i % 7]
+
+    stream = predictor.stream(endless())
+    for _ in range(4):
+        next(stream)
+    assert len(taken) <= 6
+
+
+def test_an_unreadable_image_fails_alone(predictor, pictures):
+    pictures[1].write_bytes(b"broken")
+    answers = list(predictor.stream(pictures))
+    assert [bool(a.error) for a in answers] == [False, True, False, False, False, False, False]
+    assert "1.png is not an image" in answers[1].to_dict()["error"]
+    assert answers[2].to_dict()["predictions"][0]["label"] == answers[2].labels[0]
+    with pytest.raises(ImageError, match=r"1\.png is not an image"):
+        predictor.predict(pictures)
+
+
+def test_embeddings_and_logits_are_the_models(predictor, pictures):
+    from vitral.data.transforms import normalize
+
+    x = normalize(torch.stack([predictor.prepare(p) for p in pictures]), predictor.preprocess)
+    with torch.no_grad():
+        torch.testing.assert_close(predictor.logits(x), predictor.model(x))
+        torch.testing.assert_close(predictor.embed(pictures), predictor.model.embed(x))
+
+
+@pytest.mark.parametrize(
+    "bad", [np.zeros((4, 4, 3)), np.zeros((4, 4, 7), np.uint8), torch.zeros(2, 3, 4, 4, dtype=torch.uint8)]
+)
+def test_arrays_of_another_kind_are_errors(predictor, bad):
+    with pytest.raises(InputError, match="an image array must be uint8"):
+        predictor.prepare(bad)
+
+
+def test_an_empty_folder_is_an_error(predictor, tmp_path):
+    with pytest.raises(ImageError, match="has no images in it"):
+        predictor.predict(tmp_path)
+
+
+def test_a_grey_model_takes_colour_pictures():
+    grey = Predictor(create_model("vit_nano_patch2_8", seed=0))
+    buffer = io.BytesIO()
+    Image.new("RGB", (30, 20), "red").save(buffer, "PNG")
+    assert isinstance(grey.predict(buffer.getvalue())[0], Prediction)
+    assert grey.prepare(buffer.getvalue()).shape == (1, 8, 8)
