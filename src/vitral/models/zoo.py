@@ -213,6 +213,7 @@ _NAMES: list[tuple[str, str, Sequence[_Row]]] = [
             [
                 ("nano", 2, 8, {"in_chans": 1, "stem": stem}),
                 ("micro", 4, 28, {"in_chans": 1, "stem": stem}),
+                ("micro", 8, 32, {"stem": stem}),
                 ("lite", 4, 32, {"stem": stem}),
             ],
         )
