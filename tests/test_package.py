@@ -50,3 +50,5 @@ def test_the_wheel_installs_into_an_empty_venv(tmp_path):
     script = "import vitral; m = vitral.create_model('vit_nano_patch2_8'); print(vitral.__version__, type(m).__name__)"
     assert run("empty/bin/python", "-c", script, env=clean) == f"{vitral.__version__} VisionTransformer\n"
     assert "vit_nano_patch2_8" in run("empty/bin/vitral", "models", env=clean)
+    run("empty/bin/vitral", "train", "digits", "--epochs", "1", "--out", "run", env=clean)  # with data and recipe
+    assert (tmp_path / "run" / "report.html").exists()

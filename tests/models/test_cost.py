@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from helpers import images
 from vitral.config import Activation, ViTConfig
-from vitral.models.cost import model_cost
+from vitral.models.cost import model_cost, receptive_field
 from vitral.models.vit import VisionTransformer
 from vitral.models.zoo import MODELS, model_spec
 
@@ -43,6 +43,22 @@ def test_parameters_are_those_of_the_built_model(name):
     with torch.device("meta"):
         model = VisionTransformer(config)
     assert model_cost(config).params == sum(p.numel() for p in model.parameters())
+
+
+def test_golden_receptive_field():
+    assert receptive_field([(3, 1)] * 5) == 11
+    for k, L in ((3, 7), (5, 2), (7, 4)):
+        assert receptive_field([(k, 1)] * L) == k + (k - 1) * (L - 1)
+
+
+@pytest.mark.parametrize("layers", [[(3, 1)] * 5, [(3, 2), (3, 2)], [(5, 1), (3, 2), (7, 1)], [(7, 3), (3, 2), (1, 1)]])
+def test_the_receptive_field_is_what_gradients_reach(layers):
+    x = torch.ones(1, 1, 199, requires_grad=True)
+    y = x
+    for kernel, stride in layers:
+        y = torch.nn.functional.conv1d(y, torch.ones(1, 1, kernel), stride=stride)
+    y[0, 0, y.shape[2] // 2].backward()
+    assert int((x.grad != 0).sum()) == receptive_field(layers)
 
 
 VARIANTS = [

@@ -3,6 +3,7 @@
 T tokens (patches and prefix), D width, L depth, h heads.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -59,6 +60,18 @@ def model_cost(c: ViTConfig) -> Cost:
         attention_bytes=c.num_heads * T * T * BYTES,
         activation_bytes=_activations(c, T) * BYTES,
     )
+
+
+def receptive_field(layers: Sequence[tuple[int, int]]) -> int:
+    """Pixels along one side that an output of convolutions (kernel, stride) can see, in theory.
+
+    For L layers of one kernel k and stride 1 it is k + (k - 1)(L - 1); each stride widens what comes after it.
+    """
+    field, step = 1, 1
+    for kernel, stride in layers:
+        field += (kernel - 1) * step
+        step *= stride
+    return field
 
 
 def _params(c: ViTConfig, patches: int) -> dict[str, int]:
