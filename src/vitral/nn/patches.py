@@ -74,16 +74,18 @@ def check_images(x: Tensor, in_chans: int, dtype: torch.dtype) -> None:
 
 def check_finite(x: Tensor) -> None:
     """Raise if a pixel is NaN or infinite."""
-    # On other devices, and while tracing, reading a value back would cost more than it saves.
-    known = type(x) in (Tensor, nn.Parameter) and not torch._C._functorch.is_functorch_wrapped_tensor(x)  # pyright: ignore
-    if known and x.device.type == "cpu" and not torch.compiler.is_compiling():
-        if x.detach().sum().isfinite():  # NaN and Inf pass through a sum: one quick look, every pixel only if it fails
-            return
-        if bad := int((~x.isfinite()).sum()):
-            raise InputError(
-                f"images must be finite, got {bad} NaN or infinite values in shape {tuple(x.shape)}; "
-                f"check the division by std and the source files."
-            )
+    # On other devices, and while tracing, reading a value back would cost more than it saves, or cannot be done.
+    if torch.compiler.is_compiling() or x.device.type != "cpu" or type(x) not in (Tensor, nn.Parameter):
+        return
+    if torch._C._functorch.is_functorch_wrapped_tensor(x):  # pyright: ignore
+        return
+    if x.detach().sum().isfinite():  # NaN and Inf pass through a sum: one quick look, every pixel only if it fails
+        return
+    if bad := int((~x.isfinite()).sum()):
+        raise InputError(
+            f"images must be finite, got {bad} NaN or infinite values in shape {tuple(x.shape)}; "
+            f"check the division by std and the source files."
+        )
 
 
 def pad_to_multiple(x: Tensor, patch: tuple[int, int]) -> Tensor:
