@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-OPTIONS = ["--epochs", "9", "--save-steps", "2", "--log-steps", "1", "--eval-every", "3"]
+OPTIONS = ["--epochs", "20", "--save-steps", "2", "--log-steps", "1", "--eval-every", "3"]
 
 
 def start(out, *extra):
@@ -54,7 +54,7 @@ def test_twenty_kills_leave_no_trace(tmp_path):
         if kills == 20:
             break
     assert process.wait(timeout=300) == 0, (tmp_path / "stderr.txt").read_text()
-    assert kills >= 15
+    assert kills == 20
     a, b = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
     assert a.keys() == b.keys()
     assert all(torch.equal(a[k], b[k]) for k in a)
