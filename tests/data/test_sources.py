@@ -1,6 +1,8 @@
 import csv
 import gzip
 import json
+import os
+import pickle
 
 import numpy as np
 import pytest
@@ -174,10 +176,87 @@ class TestCifar:
         assert a.targets.tolist() == b.targets.tolist() == labels["train"] + labels["test"]
         assert {part: len(v) for part, v in a.splits.items()} == {"train": 20, "test": 4}
 
-    def test_pickles_are_refused_with_the_remedy(self, tmp_path):
-        (tmp_path / "data_batch_1").write_bytes(b"\x80\x02}q\x01.")
-        with pytest.raises(DataError, match="reading a pickle can run code; download the binary version"):
+    @pytest.mark.parametrize("protocol", [2, 4])
+    def test_python_batches_are_read_without_being_loaded(self, tmp_path, protocol):
+        rng = np.random.default_rng(0)
+        pixels = rng.integers(0, 256, (12, 3072), dtype=np.uint8)
+        labels = [int(v) for v in rng.integers(0, 10, 12)]
+        for i, name in enumerate([*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]):
+            rows = slice(2 * i, 2 * i + 2)
+            # Python 2 wrote the published files: byte strings are its "str".
+            batch = {"batch_label": "testing batch 1 of 1", "labels": labels[rows], "filenames": ["a.png", "b.png"]}
+            data = pickle.dumps(batch | {"data": "@"}, protocol)
+            (tmp_path / name).write_bytes(_with_bytes(data, pixels[rows].tobytes(), protocol))
+        data = open_data(tmp_path)
+        assert torch.equal(data.images.pixels.flatten(1), torch.from_numpy(pixels))
+        assert data.targets.tolist() == labels
+        assert {part: len(v) for part, v in data.splits.items()} == {"train": 10, "test": 2}
+
+    def test_a_hostile_pickle_runs_nothing(self, tmp_path):
+        class Hostile:
+            def __reduce__(self):
+                return (os.mkdir, (str(tmp_path / "ran"),))
+
+        (tmp_path / "data_batch_1").write_bytes(pickle.dumps({"labels": [1], "data": Hostile()}))
+        with pytest.raises(DataError, match=r"data_batch_1 is not a python batch of CIFAR-10.*1 labels found"):
             open_data(tmp_path)
+        (tmp_path / "data_batch_1").write_bytes(b"no pickle at all")
+        with pytest.raises(DataError, match="not a python batch"):
+            open_data(tmp_path)
+        assert not (tmp_path / "ran").exists()
+
+
+def _with_bytes(data, content, protocol):
+    """Put a byte string in the place of the text "@" of a pickle, with the opcodes that Python 2 or 3 writes."""
+    place = b"X\x01\x00\x00\x00@" if protocol == 2 else b"\x8c\x01@"
+    assert data.count(place) == 1
+    opcode = b"T" if protocol == 2 else b"B"
+    return data.replace(place, opcode + len(content).to_bytes(4, "little") + content)
+
+
+class TestHuggingFace:
+    @pytest.fixture
+    def saved(self, tmp_path, photos):
+        import datasets
+
+        rows = sorted(photos.rglob("*.png"))
+        names = ["cat", "dog", "emu"]
+        features = datasets.Features({"picture": datasets.Image(), "animal": datasets.ClassLabel(names=names)})
+        parts = {"train": rows[:14], "validation": rows[14:18], "test": rows[18:]}
+        made = {
+            part: datasets.Dataset.from_dict(
+                {"picture": [str(p) for p in paths], "animal": [names.index(p.parent.name) for p in paths]}, features
+            )
+            for part, paths in parts.items()
+        }
+        datasets.DatasetDict(made).save_to_disk(str(tmp_path / "saved"))
+        return tmp_path / "saved"
+
+    def test_a_saved_folder(self, saved, photos):
+        data = open_data(saved)
+        reference = open_data(photos)
+        assert data.classes == ["cat", "dog", "emu"]
+        assert data.targets.tolist() == reference.targets.tolist()
+        assert {part: v.tolist() for part, v in data.splits.items()} == {
+            "train": list(range(14)),
+            "val": list(range(14, 18)),
+            "test": list(range(18, 21)),
+        }
+        for i in (0, 13, 14, 20):
+            assert torch.equal(data.images.read(i, "rgb"), reference.images.read(i, "rgb"))
+
+    def test_columns_are_named_when_asked_for(self, saved):
+        assert open_data(saved, "picture", "animal").classes == ["cat", "dog", "emu"]
+        with pytest.raises(DataError, match=r"has no column 'foto', its columns are picture, animal; .*--image-column"):
+            open_data(saved, "foto")
+
+    def test_offline_it_says_so_in_one_line(self, monkeypatch):
+        import datasets
+
+        monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+        with pytest.raises(DataError, match=r"hf-hub:no/such cannot be opened as a Hugging Face data set \(") as error:
+            open_data("hf-hub:no/such")
+        assert "\n" not in str(error.value)
 
 
 def test_what_is_not_there_is_said_with_what_could_be():

@@ -1,10 +1,14 @@
 """A training run of 50 steps whose losses are printed as JSON; started once, or once for each of several processes.
 
-python tests/training/processes.py float64|float32
+python tests/training/processes.py float64|float32 FOLDER STOP
+
+The run stops after step STOP with a checkpoint in FOLDER, and goes on from one that is there.
 """
 
+import contextlib
 import json
 import sys
+from pathlib import Path
 
 import torch
 
@@ -13,13 +17,14 @@ from vitral.data.loader import TrainLoader
 from vitral.data.sources.digits import load_digits
 from vitral.models.zoo import create_model
 from vitral.tasks.classify import Classify
+from vitral.training.checkpoint import load_newest, save_checkpoint
 from vitral.training.distributed import processes
 from vitral.training.loop import Hooks, fit
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    dtype = getattr(torch, sys.argv[1])
+    dtype, folder, stop = getattr(torch, sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     augment = Augmentation(
         shift=0.05, rotate=5, flip=0.1, mixup=0.2, cutmix=0.2, erasing=0.1, policy="rand", magnitude=0.1
     )
@@ -32,18 +37,12 @@ def main() -> None:
     lines: list[dict[str, float]] = []
     with processes(torch.device("cpu")) as who:
         loader = TrainLoader(data, model.preprocess, augment, 136, 0, False, 0, who.rank, who.world)
-        hooks = Hooks(lines.append, None, lambda c: None, lambda: None, lambda text: None, lambda: False)
-        fit(
-            model,
-            Classify(data.classes, 0.1),
-            loader,
-            model.preprocess,
-            config,
-            hooks,
-            who,
-            torch.device("cpu"),
-            None,
-        )
+        save = (lambda checkpoint: save_checkpoint(folder, checkpoint)) if who.first else (lambda checkpoint: None)
+        stopped = lambda: lines[-1]["step"] == stop  # noqa: E731
+        hooks = Hooks(lines.append, None, save, lambda: None, lambda text: None, stopped)
+        task, cpu, found = Classify(data.classes, 0.1), torch.device("cpu"), load_newest(folder)[0]
+        with contextlib.suppress(KeyboardInterrupt):
+            fit(model, task, loader, model.preprocess, config, hooks, who, cpu, None, found)
         if who.first:
             print(json.dumps([[line["loss"], line["accuracy"], line["grad_norm"]] for line in lines]))
 

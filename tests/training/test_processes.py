@@ -11,8 +11,8 @@ import pytest
 SCRIPT = Path(__file__).with_name("processes.py")
 
 
-def losses(dtype, world):
-    """Loss, accuracy and gradient norm of 50 steps, by one process or several on the loopback interface."""
+def losses(dtype, world, folder, stop=50):
+    """Loss, accuracy and gradient norm of the steps to `stop`, by one process or several on the loopback interface."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
@@ -22,7 +22,7 @@ def losses(dtype, world):
         if world > 1:
             env |= {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             env |= {"GLOO_SOCKET_IFNAME": "lo"}
-        command = [sys.executable, str(SCRIPT), dtype]
+        command = [sys.executable, str(SCRIPT), dtype, str(folder), str(stop)]
         started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env))
     outputs = [process.communicate(timeout=300) for process in started]
     assert all(process.returncode == 0 for process in started), outputs[0][1]
@@ -31,8 +31,18 @@ def losses(dtype, world):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-8), ("float32", 1e-4)])
-def test_two_processes_give_the_loss_curve_of_one(dtype, tolerance):
-    one, two = losses(dtype, 1), losses(dtype, 2)
+def test_two_processes_give_the_loss_curve_of_one(dtype, tolerance, tmp_path):
+    one, two = losses(dtype, 1, tmp_path / "one"), losses(dtype, 2, tmp_path / "two")
     assert one.shape == (50, 3)
     assert one[-5:, 0].mean() < one[0, 0] - 0.3
     assert np.abs(one[:, :2] - two[:, :2]).max() <= tolerance
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+def test_a_run_goes_on_with_another_number_of_processes(before, after, tmp_path):
+    whole = losses("float64", 1, tmp_path / "whole")
+    first = losses("float64", before, tmp_path / "parts", stop=20)
+    second = losses("float64", after, tmp_path / "parts")
+    assert (len(first), len(second)) == (20, 30)
+    assert np.abs(np.concatenate([first, second])[:, :2] - whole[:, :2]).max() <= 1e-8

@@ -34,7 +34,7 @@ def test_a_run_directory_has_what_it_should(finished):
     names = {path.name for path in finished.path.iterdir()}
     assert names == {
         *("README.md", "checkpoints", "config.json", "evaluation.safetensors", "metrics.jsonl", "model.safetensors"),
-        "report.html",
+        *("report.html", "tensorboard"),
     }
     config = json.loads((finished.path / "config.json").read_text())
     assert config["format_version"] == 1
@@ -55,6 +55,18 @@ def test_metrics_are_logged_step_by_step(finished):
     assert [line["step"] for line in lines if line["split"] == "val"] == [10, 20]
     assert train[-1]["loss"] < train[0]["loss"]
     assert all(math.isfinite(v) for line in lines for v in line.values() if isinstance(v, float))
+
+
+def test_tensorboard_has_the_same_numbers(finished):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(finished.path / "tensorboard")).Reload()
+    lines = [json.loads(line) for line in (finished.path / "metrics.jsonl").read_text().splitlines()]
+    for split, name in (("train", "loss"), ("val", "accuracy")):
+        written = [(line["step"], line[name]) for line in lines if line["split"] == split]
+        shown = [(event.step, event.value) for event in events.Scalars(f"{split}/{name}")]
+        assert [step for step, _ in shown] == [step for step, _ in written]
+        assert [value for _, value in shown] == pytest.approx([value for _, value in written])
 
 
 def test_the_model_is_the_average_not_the_last_step(finished):

@@ -133,6 +133,7 @@ class ConvStem(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, N, D)."""
+        x = x.contiguous(memory_format=torch.channels_last)  # as the norms want it: no copies on the way
         for conv, norm in zip(self.convs, self.norms, strict=True):
-            x = F.gelu(norm(conv(x).movedim(1, -1))).movedim(-1, 1)  # the norm wants channels last
+            x = F.gelu(norm(conv(x).movedim(1, -1))).movedim(-1, 1)
         return self.proj(x).flatten(2).transpose(1, 2)

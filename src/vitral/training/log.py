@@ -1,7 +1,8 @@
-"""What a run says while it goes: metrics.jsonl for machines, one line on the terminal for people."""
+"""What a run says while it goes: metrics.jsonl for machines, one line on the terminal for people, TensorBoard."""
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +21,7 @@ class RunLog:
         self.bar = Progress(*columns, TimeRemainingColumn(), console=self.console, transient=True, disable=hidden)
         self.task = self.bar.add_task("starting", total=1.0)
         self.val = ""
+        self.board = _open_board(path.parent / "tensorboard", from_step) if path is not None else None
         if path is not None and path.exists():
             _cut_after(path, from_step)
 
@@ -29,6 +31,8 @@ class RunLog:
 
     def __exit__(self, *error: object) -> None:
         self.bar.stop()
+        if self.board is not None:
+            self.board.close()
 
     def say(self, text: str) -> None:
         """Tell the user something."""
@@ -43,6 +47,9 @@ class RunLog:
         if self.path is not None:
             with self.path.open("a") as file:
                 file.write(json.dumps(values) + "\n")
+        if self.board is not None:
+            for name in values.keys() - {"split", "step"}:
+                self.board.add_scalar(f"{values['split']}/{name}", values[name], values["step"])
         if values["split"] == "val":
             self.val = f"  val {100 * values.get('accuracy', 0):.2f} %"
             if self.bar.disable:
@@ -53,6 +60,15 @@ class RunLog:
             )
             speed = f"  {values['images_per_second']:,.0f} img/s"
             self.bar.update(self.task, completed=values["progress"], description=text + self.val + speed)
+
+
+def _open_board(folder: Path, from_step: int) -> Any:
+    """A writer of TensorBoard's event files where TensorBoard is installed, else None."""
+    if find_spec("tensorboard") is None:
+        return None
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+    return SummaryWriter(str(folder), purge_step=from_step + 1 if from_step else None)
 
 
 def _cut_after(path: Path, step: int) -> None:

@@ -1,9 +1,11 @@
-"""CIFAR-10 from a folder: the binary batches, or batches as PNG files of one image a row with JSON labels.
+"""CIFAR-10 from a folder: the binary batches, the python batches, or PNG files of one image a row with JSON labels.
 
-The "python version" is pickled, and reading a pickle can run code; it is refused, with the remedy.
+The python batches are pickles, and loading a pickle can run code: they are not loaded. Their opcodes are read as data,
+the pixels and labels picked out, and nothing is carried out.
 """
 
 import json
+import pickletools
 from pathlib import Path
 
 import numpy as np
@@ -33,10 +35,7 @@ def load_cifar10(path: Path, name: str = "cifar10") -> Data:
         parts = [(p, labels["train"][starts[i] : starts[i] + len(p)]) for i, p in enumerate(pixels[:5])]
         parts.append((pixels[5], labels["test"]))
     else:
-        raise DataError(
-            f"{path} holds the pickled python version of CIFAR-10, and reading a pickle can run code; "
-            f"download the binary version (cifar-10-binary.tar.gz) instead."
-        )
+        parts = [_read_python(path / n) for n in [*names, "test_batch"]]
     for part, (pixels_of, labels_of) in zip([*names, "test_batch"], parts, strict=True):
         if len(pixels_of) != len(labels_of):
             raise DataError(f"{path}: {part} has {len(pixels_of)} images but {len(labels_of)} labels.")
@@ -53,6 +52,27 @@ def _read_binary(path: Path) -> tuple[np.ndarray, np.ndarray]:
         raise DataError(f"{path} is not a binary batch of CIFAR-10: {data.size:,} bytes are no multiple of 3,073.")
     rows = data.reshape(-1, 3073)
     return rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0]
+
+
+def _read_python(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels and labels among a pickle's opcodes: the longest string, and the numbers that follow the word "labels"."""
+    pixels, labels, after = b"", [], ""
+    try:
+        for opcode, value, _ in pickletools.genops(path.read_bytes()):
+            if isinstance(value, str | bytes):
+                text = value.encode("latin-1") if isinstance(value, str) else value
+                after = text.decode("latin-1") if len(text) < 16 else ""
+                pixels = max(pixels, text, key=len)
+            elif after == "labels" and isinstance(value, int) and opcode.name.startswith("BININT"):
+                labels.append(value)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is not a python batch of CIFAR-10 ({error}); try the binary version.") from error
+    if not labels or len(pixels) != 3072 * len(labels) or max(labels) >= len(CLASSES):
+        raise DataError(
+            f"{path} is not a python batch of CIFAR-10: {len(pixels):,} bytes of pixels and {len(labels):,} labels "
+            f"found; try the binary version (cifar-10-binary.tar.gz)."
+        )
+    return np.frombuffer(pixels, np.uint8).reshape(-1, 3, 32, 32), np.array(labels, np.uint8)
 
 
 def _read_png(path: Path) -> np.ndarray:

@@ -6,6 +6,7 @@ from vitral.data.sources.base import Data
 from vitral.data.sources.cifar import is_cifar_folder, load_cifar10
 from vitral.data.sources.digits import load_digits
 from vitral.data.sources.folder import load_folder
+from vitral.data.sources.hf import HUB, is_hf_folder, load_hf
 from vitral.data.sources.idx import is_idx_folder, load_idx
 from vitral.data.sources.table import load_table
 from vitral.errors import DataError
@@ -19,10 +20,12 @@ PLACES = {
 
 
 def open_data(source: str | Path, image_column: str | None = None, label_column: str | None = None) -> Data:
-    """Open an embedded name (`digits`), a known set, a folder of class folders, or a CSV or Parquet file."""
+    """Open an embedded name (`digits`), a known set, class folders, a CSV or Parquet file, a Hugging Face data set."""
     name, path = str(source), Path(source)
     if name == "digits":
         return load_digits()
+    if name.startswith(HUB):
+        return load_hf(name, image_column, label_column)
     if name in PLACES and not path.exists():
         found = next(
             (place for place in map(Path, PLACES[name]) if is_idx_folder(place) or is_cifar_folder(place)), None
@@ -33,7 +36,8 @@ def open_data(source: str | Path, image_column: str | None = None, label_column:
     if not path.exists():
         known = ", ".join(["digits", *PLACES])
         raise DataError(
-            f"{name} does not exist; give a folder of class folders, a CSV or Parquet file, or one of {known}."
+            f"{name} does not exist; give a folder of class folders, a CSV or Parquet file, "
+            f"hf-hub:owner/name, or one of {known}."
         )
     if path.is_file():
         if path.suffix.lower() not in (".csv", ".parquet"):
@@ -41,6 +45,8 @@ def open_data(source: str | Path, image_column: str | None = None, label_column:
                 f"{path} is a file of an unknown kind ({path.suffix or 'no suffix'}); give a CSV, Parquet or folder."
             )
         return load_table(path, image_column, label_column)
+    if is_hf_folder(path):
+        return load_hf(str(path), image_column, label_column)
     if is_idx_folder(path):
         return load_idx(path, name if name in PLACES else path.name)
     if is_cifar_folder(path):

@@ -1,6 +1,7 @@
 """A CSV or Parquet file with a column of image paths and a column of labels, and perhaps one of splits."""
 
 import csv
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from vitral.errors import DataError
 IMAGE_COLUMNS = ("image", "path", "file", "filename", "file_name", "image_path")
 LABEL_COLUMNS = ("label", "class", "target", "category")
 SPLIT_COLUMNS = ("split", "part", "set")
-_SPLITS = {"valid": "val", "validation": "val", "training": "train", "testing": "test"}
+SPLIT_NAMES = {"valid": "val", "validation": "val", "training": "train", "testing": "test"}
 
 
 def load_table(path: Path, image_column: str | None = None, label_column: str | None = None) -> Data:
@@ -24,11 +25,12 @@ def load_table(path: Path, image_column: str | None = None, label_column: str | 
     missing = [str(p) for p in paths if not p.is_file()]
     if missing:
         raise DataError(f"{path} names {len(missing)} images that do not exist, the first: {missing[0]}.")
-    classes = sorted(set(columns[label]), key=lambda v: (len(v), v) if v.lstrip("-").isdigit() else (0, v))
+    classes = sorted_classes(columns[label])
     if len(classes) < 2:
         raise DataError(f"{path}: column {label} has only one class ({classes[0] if classes else 'none'}).")
-    targets = torch.tensor([classes.index(value) for value in columns[label]])
-    parts = [_SPLITS.get(v.lower(), v.lower()) for v in columns[split]] if split else ["train"] * len(paths)
+    numbers = {name: i for i, name in enumerate(classes)}
+    targets = torch.tensor([numbers[value] for value in columns[label]])
+    parts = [SPLIT_NAMES.get(v.lower(), v.lower()) for v in columns[split]] if split else ["train"] * len(paths)
     unknown = sorted(set(parts) - {"train", "val", "test"})
     if unknown or "train" not in parts:
         raise DataError(f"{path}: column {split} must hold train, val and test, got {', '.join(sorted(set(parts)))}.")
@@ -38,6 +40,11 @@ def load_table(path: Path, image_column: str | None = None, label_column: str | 
         if part in parts
     }
     return Data(path.stem, ImageFiles(paths), targets, classes, splits)
+
+
+def sorted_classes(words: Iterable[str]) -> list[str]:
+    """The different words, in order; whole numbers by their value."""
+    return sorted(set(words), key=lambda v: (int(v), "") if v.lstrip("-").isdigit() else (0, v))
 
 
 def _column(
