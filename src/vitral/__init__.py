@@ -14,7 +14,8 @@ _PUBLIC = {
     "create_model": "vitral.models.zoo",
     "evaluate": "vitral.api",
     "list_models": "vitral.models.zoo",
-    "load_model": "vitral.weights.rundir",
+    "load_model": "vitral.weights.load",
+    "save_model": "vitral.weights.save",
     "train": "vitral.api",
     "VitralError": "vitral.errors",
 }
@@ -27,6 +28,7 @@ __all__ = [
     "evaluate",
     "list_models",
     "load_model",
+    "save_model",
     "train",
 ]
 
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
     from vitral.errors import VitralError
     from vitral.inference.predictor import Predictor
     from vitral.models.zoo import create_model, list_models
-    from vitral.weights.rundir import load_model
+    from vitral.weights.load import load_model
+    from vitral.weights.save import save_model
 
 
 def __getattr__(name: str) -> Any:

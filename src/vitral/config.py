@@ -13,11 +13,11 @@ from vitral.errors import ConfigError, UnknownNameError, VitralError, unknown_na
 
 PositionKind = Literal["learned", "sincos1d", "sincos2d", "none"]
 PositionResizeMode = Literal["bilinear", "bicubic", "bilinear_corners", "bicubic_corners"]
-StemKind = Literal["linear", "conv"]
+StemKind = Literal["linear", "conv", "conv_deep"]
 BlockKind = Literal["pre", "post"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "swiglu"]
-Pooling = Literal["cls", "mean", "max", "map", "cls_mean"]
-HeadKind = Literal["linear", "mlp", "mlp_tanh"]
+Pooling = Literal["cls", "mean", "max", "map", "cls_mean", "cls_dist"]
+HeadKind = Literal["linear", "mlp", "mlp_tanh", "distilled"]
 Interpolation = Literal["bilinear", "bicubic"]
 CropMode = Literal["center", "squash"]
 AugmentPolicy = Literal["none", "rand", "trivial"]
@@ -139,6 +139,10 @@ class PositionResize(Options):
                 f"got antialias={self.antialias}, offset={self.offset}; use {self.mode.removesuffix('_corners')}."
             )
 
+    def __str__(self) -> str:
+        parts = [self.mode, "antialiased" * self.antialias, f"offset {self.offset:g}" * bool(self.offset)]
+        return ", ".join(filter(None, parts))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocess(Options):
@@ -205,7 +209,7 @@ class ViTConfig(Options):
     mlp_ratio: float = 4.0
     """Width of the MLP's first layer as a multiple of D (a SwiGLU splits that layer in two halves)."""
     stem: StemKind = "linear"
-    """Pixels to tokens: `linear` projection of each patch, or a light `conv` stem for small images."""
+    """Pixels to tokens: `linear` projection of each patch; for small images a `conv` stem, or a `conv_deep` one."""
     patch_bias: bool = True
     """Bias in the patch projection."""
     class_token: bool = True
@@ -216,6 +220,8 @@ class ViTConfig(Options):
     """Where a patch is: a learned table, a fixed sinusoid over the sequence or over rows and columns, or nothing."""
     pos_prefix: bool = True
     """Give [CLS] a row of its own in a learned table or 1D sinusoid; a 2D sinusoid has no place for it either way."""
+    pos_registers: bool = False
+    """Give the registers rows in a learned table too (DeiT's distillation token is such a register)."""
     pos_resize: PositionResize = PositionResize()
     """How a learned table reaches another grid."""
     pre_norm: bool = False
@@ -231,11 +237,12 @@ class ViTConfig(Options):
     norm_eps: float = 1e-6
     """Epsilon of every LayerNorm."""
     global_pool: Pooling = "cls"
-    """What the head reads: [CLS], the mean or max of the patches, attention pooling, or [CLS] and mean together."""
+    """What the head reads: [CLS], the mean or max of the patches, attention pooling, [CLS] and mean together, or [CLS]
+    and the first register (DeiT's distillation token) together."""
     norm_after_pool: bool = False
     """Final LayerNorm on the pooled vector instead of on every token."""
     head: HeadKind = "linear"
-    """One linear layer, or two with GELU or tanh between them."""
+    """One linear layer, two with GELU or tanh between them, or the mean of two layers on the two halves (DeiT)."""
     drop_rate: float = 0.0
     """Dropout before the head."""
     pos_drop_rate: float = 0.0
@@ -269,11 +276,17 @@ class ViTConfig(Options):
         (height, width), (P_h, P_w) = self.image, self.patch
         check_divides(height, P_h, "img_size")
         check_divides(width, P_w, "img_size")
-        if self.global_pool in ("cls", "cls_mean") and not self.class_token:
+        if self.global_pool in ("cls", "cls_mean", "cls_dist") and not self.class_token:
             raise ConfigError(
                 f"global_pool {self.global_pool} reads the [CLS] token, but class_token is off; "
                 f"use mean, max or map, or turn class_token on."
             )
+        if self.global_pool == "cls_dist" and not self.reg_tokens:
+            raise ConfigError("global_pool cls_dist reads the first register, but reg_tokens is 0; set it to 1.")
+        if (self.head == "distilled") and self.pooled_dim == self.embed_dim:
+            raise ConfigError(f"a distilled head reads two tokens, but global_pool {self.global_pool} gives one.")
+        if self.pos_registers and not (self.reg_tokens and self.pos_prefix):
+            raise ConfigError("pos_registers needs reg_tokens above 0 and pos_prefix on.")
         divisor = {"sincos1d": 2, "sincos2d": 4}.get(self.positions, 1)
         if D % divisor:
             raise ConfigError(f"positions {self.positions} need embed_dim to be a multiple of {divisor}, got {D}.")
@@ -283,7 +296,7 @@ class ViTConfig(Options):
             )
         if self.mlp_width < 1:
             raise ConfigError(f"embed_dim * mlp_ratio must be at least 1, got {D} * {self.mlp_ratio:g}.")
-        if self.stem == "conv" and (P_h & (P_h - 1) or P_w & (P_w - 1)):
+        if self.stem != "linear" and (P_h & (P_h - 1) or P_w & (P_w - 1)):
             raise ConfigError(
                 f"a conv stem halves the image step by step, so patch_size must be a power of 2, got {P_h}x{P_w}."
             )
@@ -311,7 +324,7 @@ class ViTConfig(Options):
     @property
     def pos_rows(self) -> int:
         """Rows of the position table that belong to prefix tokens."""
-        return int(self.class_token and self.pos_prefix)
+        return int(self.class_token and self.pos_prefix) + (self.reg_tokens if self.pos_registers else 0)
 
     @property
     def mlp_width(self) -> int:
@@ -326,20 +339,23 @@ class ViTConfig(Options):
     @property
     def pooled_dim(self) -> int:
         """Width of what the head receives."""
-        return self.embed_dim * (2 if self.global_pool == "cls_mean" else 1)
+        return self.embed_dim * (2 if self.global_pool in ("cls_mean", "cls_dist") else 1)
 
     @property
     def stem_layers(self) -> list[tuple[int, int, tuple[int, int]]]:
         """The conv stem's 3x3 convolutions as (channels in, channels out, stride), the first to the last.
 
         Each halves the image until the patch grid is reached; there are at least two, so that a token sees its
-        neighbours, and the width doubles towards D.
+        neighbours, and the width doubles towards D. The deep stem is twice as wide until it is as wide as D, and
+        follows every layer but the last by one more that keeps the size.
         """
         halvings = [int(math.log2(side)) for side in self.patch]
-        count = max(2, *halvings)
-        widths = [max(8, self.embed_dim >> (count - 1 - i)) for i in range(count - 1)] + [self.embed_dim]
+        count, D, deep = max(2, *halvings), self.embed_dim, self.stem == "conv_deep"
+        widths = [max(8, D >> max(count - 1 - i - deep, 0)) for i in range(count)]
         strides = [(1 + (i >= count - halvings[0]), 1 + (i >= count - halvings[1])) for i in range(count)]
-        return list(zip([self.in_chans, *widths], widths, strides, strict=False))
+        layers = list(zip([self.in_chans, *widths], widths, strides, strict=False))
+        again = [[(width, width, (1, 1))] * deep for width in widths[:-1]] + [[]]
+        return [layer for pair in zip(layers, again, strict=True) for layer in (pair[0], *pair[1])]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -390,7 +406,7 @@ class TrainConfig(Options):
     """Everything that decides how a model is trained."""
 
     model: str = "vit_lite_conv_patch4_32"
-    """Name of a model; `vitral models` lists them."""
+    """Name of a model (`vitral models` lists them), or weights to start from: a file, a folder, hf-hub:owner/name."""
     img_size: int | tuple[int, int] | None = None
     """Height and width the images are brought to; by default the model's."""
     epochs: int = 30
@@ -402,7 +418,7 @@ class TrainConfig(Options):
     accumulate: int = 1
     """Parts that a step is computed in, to save memory."""
     optimizer: Optimizer = "adamw"
-    """AdamW, or Muon for the matrices in the blocks and AdamW for the rest."""
+    """AdamW, or Muon for the matrices of the blocks and the kernels of a conv stem, and AdamW for the rest."""
     lr: float = 1e-3
     """Peak learning rate of AdamW."""
     muon_lr: float = 0.02

@@ -40,7 +40,7 @@ def test_version(capsys):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["cots"], "vitral: unknown verb 'cots'; did you mean cost? vitral --help lists all.\n"),
+        (["cots"], "vitral: unknown verb 'cots'; did you mean cost or convert? vitral --help lists all.\n"),
         (
             ["cost", "vit_tiny_patch16_22"],
             "vitral: unknown model 'vit_tiny_patch16_22'; did you mean vit_tiny_patch16_224",

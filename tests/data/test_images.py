@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from vitral.data import images as module
-from vitral.data.images import ImageLimits, read_image
+from vitral.data.images import AtLeast, ImageLimits, read_image
 from vitral.errors import ImageError
 
 
@@ -77,7 +77,7 @@ def test_scaled_decoding_never_goes_below_what_is_wanted(decoder):
     exif[0x0112] = 6  # on its side
     for options in ({}, {"exif": exif}):
         data = encode(gradient(800, 1200), "JPEG", **options)
-        x = read_image(data, at_least=(150, 100))
+        x = read_image(data, at_least=AtLeast(150, 100))
         full = (1200, 800) if options else (800, 1200)
         assert x.shape[1] >= 150
         assert x.shape[2] >= 100
@@ -175,3 +175,15 @@ def test_the_limits_are_checked_while_reading(tmp_path: Path):
     path.write_bytes(b"\0" * 5000)
     with pytest.raises(ImageError, match="more than the limit of 1,000"):
         read_image(path, limits=ImageLimits(max_bytes=1000))
+
+
+def test_even_scaling_keeps_every_pixel_in_its_place(decoder):
+    for size, wanted, expected in (
+        ((800, 1200), (200, 300), (200, 300)),
+        ((800, 1200), (201, 300), (400, 600)),
+        ((801, 1200), (200, 300), (801, 1200)),
+        ((820, 1204), (200, 300), (205, 301)),
+        ((820, 1206), (200, 300), (410, 603)),
+    ):
+        x = read_image(encode(gradient(*size), "JPEG"), at_least=AtLeast(*wanted, even=True))
+        assert tuple(x.shape[1:]) == expected

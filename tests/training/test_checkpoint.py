@@ -68,7 +68,7 @@ def test_a_full_disk_costs_nothing_that_was_there(tmp_path, monkeypatch):
     def full(path, tensors):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("vitral.training.checkpoint._write_tensors", full)
+    monkeypatch.setattr("vitral.training.checkpoint.write_tensors", full)
     with pytest.raises(
         CheckpointError, match=r"step-000010 cannot be written .*No space left.* earlier ones are untouched"
     ):

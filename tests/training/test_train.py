@@ -319,8 +319,8 @@ class TestCommandLine:
         [
             (["train", "nowhere"], "nowhere does not exist"),
             (["train", "digits", "--epochs", "0"], "epochs must be a whole number of at least 1, got 0"),
-            (["eval", "nowhere", "digits"], "nowhere is not a run directory"),
-            (["predict", "nowhere", "a.png"], "nowhere is not a run directory"),
+            (["eval", "nowhere", "digits"], "nowhere does not exist; give a file of weights"),
+            (["predict", "nowhere", "a.png"], "nowhere does not exist; give a file of weights"),
             (["check", "nowhere"], "nowhere does not exist"),
         ],
     )

@@ -23,6 +23,8 @@ VERBS = {
     "eval": ("vitral.cli.eval", "how a trained model does on labelled data"),
     "predict": ("vitral.cli.predict", "labels for images"),
     "check": ("vitral.cli.check", "look at a data set before training on it"),
+    "inspect": ("vitral.cli.inspect", "what a file of weights is, and whether it can be loaded"),
+    "convert": ("vitral.cli.convert", "write weights in the layout of vitral, timm, Hugging Face or Google"),
     "models": ("vitral.cli.models", "list the named models with their size and cost"),
     "cost": ("vitral.cli.cost", "what a model costs: tokens, parameters, multiply-adds, memory"),
 }
@@ -31,6 +33,7 @@ EXAMPLES = """\
 examples:
   vitral train digits
   vitral predict runs/digits image.png
+  vitral inspect model.safetensors
   vitral models "vit_*_patch16_*"
   vitral cost vit_base_patch16_224 --img-size 384"""
 

@@ -9,7 +9,7 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +36,15 @@ class ImageLimits:
 LIMITS = ImageLimits()
 
 
+class AtLeast(NamedTuple):
+    """How small a JPEG may be made while it is decoded, which is far quicker than afterwards."""
+
+    height: int
+    width: int
+    even: bool = False
+    """Only by a factor that divides both sides: the picture then keeps its place to the pixel."""
+
+
 def _import_simplejpeg() -> ModuleType | None:
     try:
         import simplejpeg
@@ -47,10 +56,10 @@ def _import_simplejpeg() -> ModuleType | None:
 def read_image(
     source: str | Path | bytes,
     mode: ImageMode = "rgb",
-    at_least: tuple[int, int] | None = None,
+    at_least: AtLeast | None = None,
     limits: ImageLimits = LIMITS,
 ) -> Tensor:
-    """Read a file or bytes as uint8 (C, H, W); a large JPEG may come out smaller, but not below `at_least` (h, w)."""
+    """Read a file or bytes as uint8 (C, H, W); a large JPEG may come out smaller, but not below `at_least`."""
     name = "image" if isinstance(source, bytes) else str(source)
     data = source if isinstance(source, bytes) else _read_bytes(Path(source), limits)
     if not data:
@@ -81,7 +90,7 @@ def _read_bytes(path: Path, limits: ImageLimits) -> bytes:
         raise ImageError(f"{path} cannot be read ({error.strerror}).") from error
 
 
-def _decode(data: bytes, mode: ImageMode, at_least: tuple[int, int] | None, limits: ImageLimits, name: str) -> Tensor:
+def _decode(data: bytes, mode: ImageMode, at_least: AtLeast | None, limits: ImageLimits, name: str) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns about broken metadata; pixels are all that counts here
         image = Image.open(io.BytesIO(data), formats=_FORMATS)  # reads the header only
@@ -92,18 +101,29 @@ def _decode(data: bytes, mode: ImageMode, at_least: tuple[int, int] | None, limi
             )
         turn = image.getexif().get(_ORIENTATION, 1) if image.format in ("JPEG", "MPO", "TIFF", "WEBP", "PNG") else 1
         if at_least is not None and turn in (5, 6, 7, 8):  # the file lies on its side
-            at_least = (at_least[1], at_least[0])
+            at_least = AtLeast(at_least.width, at_least.height, at_least.even)
+        if at_least is not None and at_least.even:
+            at_least = _evenly(at_least, height, width)
         jpeg = _import_simplejpeg()
         if jpeg is not None and image.format == "JPEG" and image.mode in ("RGB", "L"):
             return _rotate(_decode_jpeg(jpeg, data, mode, at_least), turn)
         if at_least is not None and image.format == "JPEG":
-            image.draft(None, (at_least[1], at_least[0]))
+            image.draft(None, (at_least.width, at_least.height))
         image = ImageOps.exif_transpose(image)
         return _to_tensor(_to_mode(image, mode))
 
 
-def _decode_jpeg(jpeg: ModuleType, data: bytes, mode: ImageMode, at_least: tuple[int, int] | None) -> Tensor:
-    height, width = at_least or (0, 0)
+def _evenly(at_least: AtLeast, height: int, width: int) -> AtLeast | None:
+    """The smallest half, quarter or eighth that divides both sides and is large enough; None for the whole."""
+    for factor in (8, 4, 2):
+        fits = height >= factor * at_least.height and width >= factor * at_least.width
+        if fits and height % factor == 0 == width % factor:
+            return AtLeast(height // factor, width // factor)
+    return None
+
+
+def _decode_jpeg(jpeg: ModuleType, data: bytes, mode: ImageMode, at_least: AtLeast | None) -> Tensor:
+    height, width = (at_least.height, at_least.width) if at_least else (0, 0)
     pixels = jpeg.decode_jpeg(
         data, colorspace="RGB" if mode == "rgb" else "GRAY", min_height=height, min_width=width, min_factor=1.0
     )

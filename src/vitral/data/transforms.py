@@ -4,12 +4,12 @@ Both work on uint8 tensors (C, H, W) and are built from the `Preprocess` that is
 """
 
 import math
-from collections.abc import Callable
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from vitral.config import Preprocess, pair
+from vitral.data.images import AtLeast
 from vitral.data.noise import Noise
 
 Size = tuple[int, int]
@@ -23,12 +23,19 @@ def resize(x: Tensor, size: Size, interpolation: str) -> Tensor:
 
 
 def resized_size(size: Size, p: Preprocess) -> Size:
-    """The size that an image is resized to before the centre is cut out (`center`), or the target itself (`squash`)."""
+    """The size that an image is resized to before the centre is cut out (`center`), or the target itself (`squash`).
+
+    Sides are rounded down, as everybody does: a crop that is off by half a pixel is another image.
+    """
     height, width = pair(p.img_size)
     if p.crop_mode == "squash":
         return height, width
-    scale = max(height / size[0], width / size[1]) / p.crop_pct
-    return max(height, round(size[0] * scale)), max(width, round(size[1] * scale))
+    H, W = size
+    if height / H >= width / W:
+        short = int(height / p.crop_pct + 1e-6)
+        return short, max(width, short * W // H)
+    short = int(width / p.crop_pct + 1e-6)
+    return max(height, short * H // W), short
 
 
 def eval_transform(x: Tensor, p: Preprocess) -> Tensor:
@@ -69,11 +76,14 @@ def normalize(x: Tensor, p: Preprocess) -> Tensor:
     return (x - mean) / std
 
 
-def decode_size(p: Preprocess, smallest_crop: float = 1.0) -> Size:
-    """How large an image must at least be decoded, if a crop of that share of its area is to fill the target."""
+def decode_size(p: Preprocess, smallest_crop: float = 1.0) -> AtLeast:
+    """How large an image must at least be decoded, if a crop of that share of its area is to fill the target.
+
+    For evaluation, where there is no random crop, twice that, and only by a factor that divides the sides: a JPEG that
+    was made smaller while it was decoded then comes out nearly as from the whole (docs/log.md has the figures).
+    """
     height, width = pair(p.img_size)
     factor = 1 / math.sqrt(smallest_crop) / (p.crop_pct if p.crop_mode == "center" else 1.0)
-    return math.ceil(height * factor), math.ceil(width * factor)
-
-
-Transform = Callable[[Tensor, Noise | None], Tensor]
+    exact = smallest_crop == 1
+    factor *= 2 if exact else 1
+    return AtLeast(math.ceil(height * factor), math.ceil(width * factor), even=exact)

@@ -18,7 +18,8 @@ from vitral.data.sources.folder import list_images
 from vitral.data.transforms import decode_size, eval_transform, normalize
 from vitral.errors import ImageError, InputError, VitralError
 from vitral.models.vit import VisionTransformer
-from vitral.weights.rundir import load_model, read_run_config
+from vitral.weights.load import load_model
+from vitral.weights.rundir import is_run, read_run_config
 
 ImageLike = str | Path | bytes | Image.Image | np.ndarray | Tensor
 
@@ -47,7 +48,8 @@ class Predictor:
         if isinstance(source, VisionTransformer):
             self.model, self.temperature = source.eval(), 1.0
         else:
-            self.model, self.temperature = load_model(source), read_run_config(Path(source)).temperature
+            self.model = load_model(source)
+            self.temperature = read_run_config(Path(source)).temperature if is_run(Path(source)) else 1.0
         self.model.to(device)
         self.device, self.batch_size = torch.device(device), batch_size
         self.preprocess: Preprocess = self.model.preprocess

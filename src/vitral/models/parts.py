@@ -7,7 +7,7 @@ from vitral.nn.attention import Attention
 from vitral.nn.blocks import PostNormBlock, PreNormBlock
 from vitral.nn.mlp import MLP
 from vitral.nn.patches import ConvStem, PatchEmbed
-from vitral.nn.pooling import AttentionPool, ClsMeanPool, ClsPool, MaxPool, MeanPool
+from vitral.nn.pooling import AttentionPool, ClsDistPool, ClsMeanPool, ClsPool, DistilledHead, MaxPool, MeanPool
 from vitral.nn.positions import LearnedPositions, NoPositions, SinusoidalPositions
 from vitral.nn.regularize import stochastic_depth_rates
 
@@ -18,6 +18,7 @@ BLOCKS = {"pre": PreNormBlock, "post": PostNormBlock}
 STEMS = {
     "linear": lambda c: PatchEmbed(c.in_chans, c.embed_dim, c.patch, c.patch_bias),
     "conv": lambda c: ConvStem(c.stem_layers, c.patch_bias, c.norm_eps),
+    "conv_deep": lambda c: ConvStem(c.stem_layers, c.patch_bias, c.norm_eps),
 }
 
 POSITIONS = {
@@ -32,6 +33,7 @@ POOLS = {
     "mean": lambda c: MeanPool(c.prefix_tokens),
     "max": lambda c: MaxPool(c.prefix_tokens),
     "cls_mean": lambda c: ClsMeanPool(c.prefix_tokens),
+    "cls_dist": lambda c: ClsDistPool(),
     "map": lambda c: AttentionPool(c.embed_dim, c.num_heads, make_mlp(c), c.prefix_tokens, c.norm_eps),
 }
 
@@ -39,6 +41,7 @@ HEADS = {
     "linear": lambda c: nn.Linear(c.pooled_dim, c.num_classes),
     "mlp": lambda c: MLP(c.pooled_dim, c.pooled_dim, c.pooled_dim, c.num_classes, "gelu", drop=0.0),
     "mlp_tanh": lambda c: MLP(c.pooled_dim, c.pooled_dim, c.pooled_dim, c.num_classes, "tanh", drop=0.0),
+    "distilled": lambda c: DistilledHead(c.embed_dim, c.num_classes),
 }
 
 

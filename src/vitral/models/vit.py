@@ -6,7 +6,7 @@ The parts come from `vitral.nn`, chosen by the config; no option is tested in `f
 
 from collections.abc import Iterator, Sequence
 from operator import index
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ class VisionTransformer(nn.Module):
         self.config = config
         self.preprocess = Preprocess(img_size=c.img_size).for_channels(c.in_chans)
         self.labels: list[str] | None = None
+        self.load_report: Any = None
 
         self.patch_embed = parts.STEMS[c.stem](c)  # E
         self.cls_token = nn.Parameter(torch.zeros(1, 1, D)) if c.class_token else None

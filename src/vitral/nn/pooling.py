@@ -71,6 +71,29 @@ class ClsMeanPool(nn.Module):
         return torch.cat([z[:, 0], self.mean(z, visible)], dim=1)
 
 
+class ClsDistPool(nn.Module):
+    """[CLS] and the token behind it side by side, (B, 2D): what the two heads of a distilled DeiT read."""
+
+    reads = slice(0, 2)
+
+    def forward(self, z: Tensor, visible: Tensor | None = None) -> Tensor:
+        """(B, R + N, D) -> (B, 2D)."""
+        return z[:, :2].flatten(1)
+
+
+class DistilledHead(nn.Module):
+    """One layer for the half of [CLS], one for the half of the distillation token, and the mean of the two answers."""
+
+    def __init__(self, dim: int, classes: int) -> None:
+        super().__init__()
+        self.cls, self.dist = nn.Linear(dim, classes), nn.Linear(dim, classes)
+
+    def forward(self, y: Tensor) -> Tensor:
+        """(B, 2D) -> (B, classes)."""
+        cls, dist = y.chunk(2, dim=-1)
+        return (self.cls(cls) + self.dist(dist)) / 2
+
+
 class AttentionPool(nn.Module):
     """A learned query attends to the patches, then one MLP with its residual (the MAP head of SigLIP)."""
 

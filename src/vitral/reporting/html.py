@@ -12,10 +12,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vitral.config import ViTConfig
+from vitral.data.images import AtLeast
 from vitral.data.sources.base import Data
 from vitral.models.cost import model_cost
 from vitral.reporting.charts import confusion_matrix, line_chart, reliability_chart
-from vitral.training.checkpoint import write_atomically
+from vitral.weights.atomic import write_atomically
 from vitral.weights.rundir import read_run_config
 
 STYLE = """
@@ -139,7 +140,7 @@ def _mistakes(evaluation: dict[str, Tensor], document: dict[str, Any], data: Dat
     labels, figures = document["labels"], []
     for i in wrong.tolist():
         index = int(evaluation[f"{part}.indices"][i])
-        picture = _picture(data.images.read(index, "rgb", (112, 112)))
+        picture = _picture(data.images.read(index, "rgb", AtLeast(112, 112)))
         name, truth = html.escape(labels[int(said[i])]), html.escape(labels[int(targets[i])])
         alt = html.escape(data.images.name(index))
         figures.append(

@@ -5,20 +5,19 @@ size and checksum of every file. It is made under another name and renamed when 
 """
 
 import json
-import os
 import shutil
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from vitral.errors import CheckpointError
+from vitral.weights.atomic import sync_folder, write_atomically, write_tensors
 
 FORMAT_VERSION = 1
 
@@ -32,50 +31,6 @@ class Checkpoint:
     values: dict[str, Any]
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that after a crash there is either the old one or the new one, whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise CheckpointError(
-            f"{path} cannot be written ({error.strerror}); what was there before is untouched."
-        ) from error
-    _sync_folder(path.parent)
-
-
-def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file atomically."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        _write_tensors(temporary, tensors)
-        temporary.replace(path)
-    except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
-        raise CheckpointError(f"{path} cannot be written ({error}); what was there before is untouched.") from error
-    _sync_folder(path.parent)
-
-
-def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path)
-    path.chmod(0o644)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int = 2) -> Path:
     """Write `folder/step-...`, then remove all but the newest `keep`. On failure the earlier ones stay as they are."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,13 +42,13 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int = 2) -> Path
         files = {}
         for group, tensors in checkpoint.tensors.items():
             path = making / f"{group}.safetensors"
-            _write_tensors(path, tensors)
+            write_tensors(path, tensors)
             files[path.name] = _fingerprint(path)
         state = {"format_version": FORMAT_VERSION, "step": checkpoint.step, "files": files, "values": checkpoint.values}
         write_atomically(making / "state.json", json.dumps(state, indent=1).encode())
         shutil.rmtree(target, ignore_errors=True)
         making.rename(target)
-        _sync_folder(folder)
+        sync_folder(folder)
     except (OSError, SafetensorError, CheckpointError) as error:
         shutil.rmtree(making, ignore_errors=True)
         raise CheckpointError(

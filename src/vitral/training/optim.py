@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitral.config import TrainConfig
+from vitral.nn.patches import ConvStem
 
 # Norms, biases, positions, tokens, LayerScale: decay would pull them from where they belong.
 _NO_DECAY = re.compile(r"(\.bias|_token|pos_embed|latent|gamma)$")
@@ -31,16 +32,18 @@ def layer_of(name: str, depth: int) -> int:
 
 
 def make_optimizers(model: nn.Module, config: TrainConfig) -> list[Optimizer]:
-    """AdamW over everything, or Muon over the 2-D weights of the blocks and AdamW over the rest.
+    """AdamW over everything, or Muon over the matrices of the blocks and a conv stem's kernels, AdamW over the rest.
 
     Every parameter group carries its own peak rate as `peak_lr`, which the schedule multiplies.
     """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     depth = max((layer_of(name, 0) for name, _ in named if name.startswith("blocks.")), default=0)
+    kernels = {id(p) for m in model.modules() if isinstance(m, ConvStem) for p in m.parameters() if p.ndim == 4}
     muon, adamw = [], []
     for name, p in named:
         scale = config.layer_decay ** (depth + 1 - layer_of(name, depth))
-        to_muon = config.optimizer == "muon" and name.startswith("blocks.") and p.ndim == 2
+        matrix = id(p) in kernels or (name.startswith("blocks.") and p.ndim == 2)
+        to_muon = config.optimizer == "muon" and matrix
         peak = (config.muon_lr if to_muon else config.lr) * scale
         decay = config.weight_decay if _decays(name, p) else 0.0
         (muon if to_muon else adamw).append((p, {"lr": peak, "peak_lr": peak, "weight_decay": decay}))
@@ -58,7 +61,10 @@ def _grouped(items: Iterable[tuple[Tensor, dict[str, float]]]) -> list[dict[str,
 
 
 class Muon(Optimizer):
-    """Momentum, made orthogonal: W <- W - lr * scale * orthogonal(m), for 2-D weights. A qkv weight counts as three."""
+    """Momentum, made orthogonal: W <- W - lr * scale * orthogonal(m), for matrices.
+
+    A qkv weight counts as three, the kernel of a convolution as a matrix (out, in * height * width).
+    """
 
     def __init__(self, params: Iterable[dict[str, Any]], momentum: float = 0.95) -> None:
         super().__init__(params, {"lr": 0.02, "weight_decay": 0.0, "momentum": momentum})
@@ -95,7 +101,8 @@ def _by_shape(params: list[Tensor]) -> list[list[Tensor]]:
 
 
 def _square_parts(u: Tensor) -> Tensor:
-    """(3D, D) -> (3, D, D); any other shape -> (1, rows, columns)."""
+    """(3D, D) -> (3, D, D); any other shape -> (1, rows, columns), all axes but the first as one."""
+    u = u.flatten(1)
     rows, columns = u.shape
     return u.view(3, columns, columns) if rows == 3 * columns else u[None]
 

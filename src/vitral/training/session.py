@@ -21,15 +21,17 @@ from vitral.data.sources.base import Data
 from vitral.data.transforms import normalize
 from vitral.errors import CheckpointError, DataError
 from vitral.models.cost import model_cost
-from vitral.models.zoo import create_model
+from vitral.models.zoo import MODELS, create_model
 from vitral.tasks.classify import Classify, fit_temperature
 from vitral.tasks.metrics import classification_metrics
 from vitral.training.card import model_card
-from vitral.training.checkpoint import Checkpoint, load_newest, save_checkpoint, save_tensors, write_atomically
+from vitral.training.checkpoint import Checkpoint, load_newest, save_checkpoint
 from vitral.training.distributed import Processes, processes
 from vitral.training.log import RunLog
 from vitral.training.loop import Hooks, fit
 from vitral.training.precision import resolve_device, resolve_precision
+from vitral.weights.atomic import save_tensors, write_atomically
+from vitral.weights.load import is_source, load_model, with_stochastic_depth
 from vitral.weights.rundir import CONFIG, WEIGHTS, config_document, read_run_config
 
 # Options that may differ when a run goes on: they change where and how fast it runs, not what it computes.
@@ -100,11 +102,15 @@ def train_model(
 
 
 def _make_model(data: Data, config: TrainConfig, task: Classify, device: torch.device) -> Any:
-    options: dict[str, Any] = {"drop_path_rate": config.drop_path_rate, "in_chans": 1 if data.mode == "grey" else 3}
+    options: dict[str, Any] = {"in_chans": 1 if data.mode == "grey" else 3}
     if config.img_size is not None:
         options["img_size"] = config.img_size
     options |= task.model_options()
-    return create_model(config.model, seed=config.seed, **options).to(device)
+    if config.model not in MODELS and is_source(config.model):
+        torch.manual_seed(config.seed)  # the new head's weights
+        model = load_model(config.model, quiet=True, **options)
+        return with_stochastic_depth(model, config.drop_path_rate).to(device)
+    return create_model(config.model, seed=config.seed, drop_path_rate=config.drop_path_rate, **options).to(device)
 
 
 def _open_run(out: Path, config: TrainConfig, resume: bool, who: Processes) -> tuple[Checkpoint | None, list[str]]:

@@ -34,9 +34,10 @@ class RunConfig:
         return Preprocess.from_dict(self.document["preprocess"])
 
     @property
-    def labels(self) -> list[str]:
-        """Names of the classes."""
-        return list(self.document["labels"])
+    def labels(self) -> list[str] | None:
+        """Names of the classes, where they have any."""
+        labels = self.document.get("labels")
+        return None if labels is None else list(labels)
 
     @property
     def temperature(self) -> float:
@@ -45,8 +46,13 @@ class RunConfig:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is a run directory."""
-    return (path / CONFIG).is_file()
+    """Whether a folder is a run directory; others have a `config.json` too, but without our format's number."""
+    try:
+        return "format_version" in json.loads((path / CONFIG).read_bytes())
+    except OSError:
+        return False
+    except ValueError:  # broken: whose it was is told by what lies beside it
+        return (path / "metrics.jsonl").exists()
 
 
 def read_run_config(path: Path) -> RunConfig:
@@ -78,14 +84,6 @@ def load_run(path: Path) -> VisionTransformer:
         raise CheckpointError(f"{path / WEIGHTS} does not fit config.json ({str(error).splitlines()[0]}).") from error
     model.preprocess, model.labels = config.preprocess, config.labels
     return model.eval()
-
-
-def load_model(source: str | Path) -> VisionTransformer:
-    """Load a trained model: a run directory that `vitral train` made."""
-    path = Path(source)
-    if not is_run(path):
-        raise CheckpointError(f"{source} is not a run directory; give a folder that vitral train made.")
-    return load_run(path)
 
 
 def config_document(parts: Mapping[str, Any]) -> bytes:

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from vitral.data.images import ImageMode, read_image
+from vitral.data.images import AtLeast, ImageMode, read_image
 from vitral.errors import DataError
 
 
@@ -17,7 +17,7 @@ class Images(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(self, index: int, mode: ImageMode, at_least: tuple[int, int] | None = None) -> Tensor:
+    def read(self, index: int, mode: ImageMode, at_least: AtLeast | None = None) -> Tensor:
         """One image as uint8 (C, H, W)."""
         ...
 
@@ -35,7 +35,7 @@ class ImageArray:
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def read(self, index: int, mode: ImageMode, at_least: tuple[int, int] | None = None) -> Tensor:
+    def read(self, index: int, mode: ImageMode, at_least: AtLeast | None = None) -> Tensor:
         """One image; grey becomes RGB by repetition, RGB becomes grey by its mean."""
         return to_mode(self.pixels[index], mode)
 
@@ -53,7 +53,7 @@ class ImageFiles:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def read(self, index: int, mode: ImageMode, at_least: tuple[int, int] | None = None) -> Tensor:
+    def read(self, index: int, mode: ImageMode, at_least: AtLeast | None = None) -> Tensor:
         """Decode one file."""
         return read_image(self.paths[index], mode, at_least)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitral.data.images import ImageMode, read_image
+from vitral.data.images import AtLeast, ImageMode, read_image
 from vitral.data.sources.base import Data
 from vitral.data.sources.table import LABEL_COLUMNS, SPLIT_NAMES, sorted_classes
 from vitral.errors import DataError, ImageError
@@ -31,7 +31,7 @@ class HubImages:
     def __len__(self) -> int:
         return self.starts[-1]
 
-    def read(self, index: int, mode: ImageMode, at_least: tuple[int, int] | None = None) -> Tensor:
+    def read(self, index: int, mode: ImageMode, at_least: AtLeast | None = None) -> Tensor:
         """Decode one image."""
         part = bisect_right(self.starts, index) - 1
         cell = self.parts[part][index - self.starts[part]][self.column]

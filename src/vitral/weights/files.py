@@ -1,0 +1,318 @@
+"""Files and folders of weights, whatever they are called: what tensors are in them, read only when asked for.
+
+Nothing in a file is ever run: pickles only through torch's `weights_only` reader, numpy archives without objects, and
+sizes are compared with the file before memory is taken. A file that cannot be read so is refused in one sentence.
+"""
+
+import argparse
+import json
+import re
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from vitral.errors import CheckpointError
+from vitral.weights.layout import Lazy
+
+WRAPPERS = ("teacher", "model_ema", "ema", "state_dict", "model", "module")
+"""Keys under which training programs keep the weights, the one to prefer first."""
+WEIGHT_FILES = (
+    *("model.safetensors", "model.safetensors.index.json", "open_clip_model.safetensors"),
+    *("pytorch_model.bin", "pytorch_model.bin.index.json", "open_clip_pytorch_model.bin"),
+)
+SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".onnx")
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_DTYPES |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
+_DTYPES |= {"BOOL": torch.bool}
+_MAX_JSON = 64 * 2**20
+_BOMB = (2**30, 50)  # more than this many bytes, and this many times the file
+
+
+@dataclass(frozen=True)
+class WeightFile:
+    """What lies in a file or folder: tensors by name, and what was found beside them."""
+
+    path: Path
+    kind: str
+    tensors: dict[str, Lazy]
+    notes: list[str] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=dict)
+    """`config.json` of a folder."""
+    preprocessor: dict[str, Any] = field(default_factory=dict)
+    """`preprocessor_config.json` of a folder."""
+
+    @property
+    def bytes(self) -> int:
+        """Size of all tensors."""
+        return sum(tensor.bytes for tensor in self.tensors.values())
+
+
+def open_weights(path: Path) -> WeightFile:
+    """Open a file of weights, or the folder of one."""
+    if path.is_dir():
+        return _open_folder(path)
+    if not path.is_file():
+        raise CheckpointError(f"{path} does not exist; give a file of weights, a folder, or hf-hub:owner/name.")
+    if path.name.endswith(".index.json"):
+        return _open_shards(path)
+    if path.suffix not in OPENERS:
+        raise CheckpointError(
+            f"{path} is a file of an unknown kind ({path.suffix or 'no suffix'}); weights end in {', '.join(OPENERS)}."
+        )
+    opened = OPENERS[path.suffix](path)
+    if not opened.tensors:
+        raise CheckpointError(f"{path} holds no tensors.")
+    return opened
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file."""
+    try:
+        if path.stat().st_size > _MAX_JSON:
+            raise CheckpointError(f"{path} has {path.stat().st_size:,} bytes, too many for a JSON file of this kind.")
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON ({error}).") from error
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{path} should hold a JSON object, got {type(document).__name__}.")
+    return document
+
+
+# ---- folders ----
+
+
+def _open_folder(path: Path) -> WeightFile:
+    present = [path / name for name in WEIGHT_FILES if (path / name).is_file()]
+    present += [file for suffix in SUFFIXES for file in sorted(path.glob(f"*{suffix}"))]
+    if not present:
+        raise CheckpointError(f"{path} holds no weights; looked for {', '.join(WEIGHT_FILES[:3])} and the like.")
+    opened = open_weights(present[0])
+    documents = {}
+    for key, name in (("config", "config.json"), ("preprocessor", "preprocessor_config.json")):
+        if (path / name).is_file():
+            documents[key] = read_json(path / name)
+    return WeightFile(path, opened.kind, opened.tensors, [*opened.notes, f"weights: {present[0].name}"], **documents)
+
+
+def _open_shards(path: Path) -> WeightFile:
+    """Several files and an index that says which tensor lies in which."""
+    where = read_json(path).get("weight_map")
+    if not isinstance(where, dict) or not all(isinstance(name, str) for name in where.values()):
+        raise CheckpointError(f"{path} has no weight_map from tensors to files.")
+    tensors: dict[str, Lazy] = {}
+    for name in sorted(set(where.values())):
+        if PurePosixPath(name).name != name or "\\" in name or name.startswith(".") or Path(name).suffix not in OPENERS:
+            raise CheckpointError(f"{path} names the file {name!r}; shards must be plain file names beside the index.")
+        shard = open_weights(path.parent / name).tensors
+        lost = [tensor for tensor, file in where.items() if file == name and tensor not in shard]
+        if lost:
+            raise CheckpointError(f"{path} says that {lost[0]} is in {name}, but it is not there.")
+        tensors |= {tensor: lazy for tensor, lazy in shard.items() if where.get(tensor) == name}
+    return WeightFile(path, "safetensors", tensors, [f"{len(set(where.values()))} shards"])
+
+
+# ---- safetensors ----
+
+
+def _open_safetensors(path: Path) -> WeightFile:
+    try:
+        file = safe_open(path, "pt")
+        tensors = {}
+        for name in file.keys():  # noqa: SIM118  # it is no dictionary
+            view = file.get_slice(name)
+            kind = view.get_dtype()
+            dtype = _DTYPES.get(kind)
+            if dtype is None:
+                raise CheckpointError(f"{path}: tensor {name} is of type {kind}, which weights are not kept in.")
+            tensors[name] = Lazy(tuple(view.get_shape()), dtype, _reader(path, name, lambda n=name: file.get_tensor(n)))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read as safetensors ({_first_line(error)}).") from error
+    return WeightFile(path, "safetensors", tensors)
+
+
+def _reader(path: Path, name: str, read: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def guarded() -> Tensor:
+        try:
+            return read()
+        except Exception as error:
+            raise CheckpointError(f"{path}: tensor {name} cannot be read ({_first_line(error)}).") from error
+
+    return guarded
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+# ---- torch ----
+
+
+def _open_torch(path: Path) -> WeightFile:
+    zipped = zipfile.is_zipfile(path)
+    if zipped:
+        _refuse_torchscript(path)
+    try:
+        # DINO's full checkpoints keep their command line, a Namespace, beside the weights. Nothing else is let in.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except Exception as error:  # a damaged or hostile pickle can raise anything
+        raise CheckpointError(_refusal(path, error)) from error
+    found, notes = unwrap(path, content)
+    tensors = {}
+    for name, tensor in found.items():
+        if tensor.layout != torch.strided or tensor.numel() * tensor.itemsize > tensor.untyped_storage().nbytes():
+            raise CheckpointError(f"{path}: tensor {name} claims more numbers than the file holds; it is damaged.")
+        tensors[name] = Lazy(tuple(tensor.shape), tensor.dtype, lambda t=tensor: t.detach())
+    return WeightFile(path, "torch", tensors, notes)
+
+
+def _refuse_torchscript(path: Path) -> None:
+    """Refuse archives with code in them, and compressed ones, which torch never writes."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise CheckpointError(f"{path} is damaged ({_first_line(error)}).") from error
+    if any(PurePosixPath(member.filename).name == "constants.pkl" or "/code/" in member.filename for member in members):
+        raise CheckpointError(
+            f"{path} is a TorchScript archive (as OpenAI publishes CLIP), and reading it runs the code in it; "
+            f"get the same weights as safetensors, such as hf-hub:openai/clip-vit-base-patch32."
+        )
+    if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+        raise CheckpointError(f"{path} holds compressed parts, which no program writes for weights; it is refused.")
+
+
+def _refusal(path: Path, error: Exception) -> str:
+    text = str(error)
+    if found := re.search(r"(?:GLOBAL|class) ([\w.]+)", text):
+        return (
+            f"{path} holds a Python object ({found[1]}) besides tensors, and reading it could run code; "
+            f"save the state_dict alone, as safetensors, where you trust the file."
+        )
+    why = next((line for line in text.splitlines()[1:] if "rror" in line), type(error).__name__).strip()
+    return f"{path} cannot be read as a file of tensors ({why}); it is damaged, or holds code."
+
+
+def unwrap(path: Path, content: Any) -> tuple[dict[str, Tensor], list[str]]:
+    """Find the weights in what a training program saved."""
+    notes = []
+    for _ in range(8):
+        if not isinstance(content, Mapping):
+            break
+        tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+        key = next((key for key in WRAPPERS if isinstance(content.get(key), Mapping)), None)
+        if key is None or len(tensors) > 4:
+            others = [str(name) for name in content if str(name) not in tensors]
+            if tensors:
+                return tensors, [*notes, *([f"left alone: {', '.join(others[:8])}"] if others else [])]
+            break
+        notes.append(f"weights taken from {key!r}, of {', '.join(map(str, list(content)[:8]))}")
+        content = content[key]
+    what = ", ".join(map(str, list(content)[:8])) if isinstance(content, Mapping) else type(content).__name__
+    raise CheckpointError(f"{path} holds no weights that vitral can find; at its top: {what or 'nothing'}.")
+
+
+# ---- numpy ----
+
+
+def _open_npz(path: Path) -> WeightFile:
+    try:
+        archive = zipfile.ZipFile(path)
+        members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
+        total, size = sum(member.file_size for member in members), path.stat().st_size
+        if total > _BOMB[0] and total > _BOMB[1] * size:
+            raise CheckpointError(f"{path} would grow from {size:,} to {total:,} bytes; no weights do, it is refused.")
+        tensors = {}
+        for member in members:
+            name = member.filename.removesuffix(".npy")
+            tensors[name] = _npy_entry(path, archive, member, name)
+    except CheckpointError:
+        raise
+    except Exception as error:  # damaged archives raise whatever zipfile, zlib, ast and numpy raise
+        raise CheckpointError(f"{path} cannot be read as a numpy archive ({_first_line(error)}).") from error
+    return WeightFile(path, "npz", tensors)
+
+
+def _npy_entry(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> Lazy:
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read_header(file)
+        if dtype.hasobject:
+            raise CheckpointError(f"{path}: {name} holds Python objects, and reading them could run code.")
+        here = member.file_size - file.tell()
+    numbers = int(np.prod(shape, dtype=object)) if shape else 1
+    if numbers * dtype.itemsize != here:
+        raise CheckpointError(f"{path}: {name} claims shape {shape} but holds {here:,} bytes; it is damaged.")
+    bf16 = dtype.kind == "V" and dtype.itemsize == 2  # how numpy keeps a type that it does not know
+    kind = torch.bfloat16 if bf16 else _torch_dtype(path, name, dtype)
+
+    def read() -> Tensor:
+        with archive.open(member) as file:
+            array = np.lib.format.read_array(file, allow_pickle=False)
+        if bf16:
+            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(np.ascontiguousarray(array.astype(dtype.newbyteorder("="), copy=False)))
+
+    return Lazy(tuple(shape), kind, _reader(path, name, read))
+
+
+def _torch_dtype(path: Path, name: str, dtype: np.dtype) -> torch.dtype:
+    try:
+        return torch.from_numpy(np.empty(0, dtype.newbyteorder("="))).dtype
+    except TypeError:
+        raise CheckpointError(f"{path}: {name} is of type {dtype}, which weights are not kept in.") from None
+
+
+# ---- onnx ----
+
+
+def _open_onnx(path: Path) -> WeightFile:
+    """The initialisers of a graph. One that the exporter left without a name is called by where it is used."""
+    try:
+        import onnx
+        from onnx import numpy_helper
+    except ImportError:
+        raise CheckpointError(f"{path} needs onnx to be read: pip install 'vitral[export]'.") from None
+    try:
+        graph = onnx.load(path, load_external_data=False).graph
+        named = {tensor.name: tensor for tensor in graph.initializer}
+        anonymous = {name for name in named if name.startswith("onnx::")}
+        places: dict[str, str] = {}
+        turned = set()
+        for node in graph.node:
+            for name in anonymous.intersection(node.input):
+                scope = node.name.strip("/").replace("/", ".").rpartition(".")[0]
+                matrix = node.op_type == "MatMul"
+                places[name] = f"{scope}.weight" if matrix else f"{scope}.{node.op_type}"
+                turned.update({name} if matrix else ())
+        tensors = {}
+        for name, tensor in named.items():
+            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                raise CheckpointError(f"{path} keeps its weights in other files; save it as one file first.")
+            array = numpy_helper.to_array(tensor)
+            if array.dtype.kind != "f":  # axes and sizes, not weights
+                continue
+            array = array.T if name in turned else array
+            dtype = _torch_dtype(path, name, array.dtype)
+            tensors[places.get(name, name)] = Lazy(array.shape, dtype, lambda a=array: torch.from_numpy(a.copy()))
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{path} cannot be read as ONNX ({_first_line(error)}).") from error
+    return WeightFile(path, "onnx", tensors)
+
+
+OPENERS: dict[str, Callable[[Path], WeightFile]] = {
+    ".safetensors": _open_safetensors,
+    ".npz": _open_npz,
+    **dict.fromkeys((".pth", ".pt", ".bin"), _open_torch),
+    ".onnx": _open_onnx,
+}

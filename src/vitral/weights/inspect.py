@@ -1,0 +1,74 @@
+"""What a file of weights is, told from its names and shapes alone."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitral.config import ViTConfig
+from vitral.errors import CheckpointError
+from vitral.models.vit import VisionTransformer
+from vitral.weights.detect import detect
+from vitral.weights.files import open_weights
+from vitral.weights.hub import HUB, fetch
+from vitral.weights.rundir import is_run, read_run_config
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What was found."""
+
+    source: str
+    layout: str
+    params: int
+    bytes: int
+    settings: list[tuple[str, Any, str]]
+    """Option, value, where it comes from."""
+    notes: list[str]
+    tensors: dict[str, tuple[tuple[int, ...], str]]
+    problem: str
+    """Why it cannot be loaded; empty if it can."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values that JSON can hold."""
+        return {**asdict(self), "loads": not self.problem}
+
+
+def inspect_weights(source: str, family: str | None = None) -> Inspection:
+    """Look at a file of weights, its folder, a run directory or a repository of the hub."""
+    path = fetch(source) if source.startswith(HUB) else Path(source)
+    file = open_weights(path)
+    settings: list[tuple[str, Any, str]]
+    if path.is_dir() and is_run(path):
+        run = read_run_config(path)
+        layout, config, preprocess = "a run of vitral", run.model, run.preprocess
+        settings = [(k, v, "config.json") for k, v in (config.to_dict() | preprocess.to_dict()).items()]
+        names, notes = {name: t.shape for name, t in file.tensors.items()}, list(file.notes)
+    else:
+        found = detect(file, family)
+        layout, config = f"{found.layout.about}, told by {found.why}", found.config
+        notes = [*file.notes, *(f"left out: {name} ({why})" for name, why in list(found.plan.dropped.items())[:4])]
+        values = config.to_dict() | {k: v for k, v in found.preprocess.to_dict().items() if k != "img_size"}
+        settings = [(k, v, found.reasons[k]) for k, v in values.items() if k in found.reasons]
+        names = found.plan.shapes() | dict.fromkeys(found.plan.unexpected, ())
+    tensors = {name: (t.shape, str(t.dtype).removeprefix("torch.")) for name, t in file.tensors.items()}
+    params = sum(torch.Size(t.shape).numel() for t in file.tensors.values())
+    return Inspection(source, layout, params, file.bytes, settings, notes, tensors, _problem(config, names))
+
+
+def _problem(config: ViTConfig, names: dict[str, tuple[int, ...]]) -> str:
+    """Why tensors of these names and shapes do not make the model, or nothing."""
+    try:
+        with torch.device("meta"):
+            wanted = {name: tuple(t.shape) for name, t in VisionTransformer(config).state_dict().items()}
+    except CheckpointError as error:
+        return str(error)
+    for name in wanted.keys() - names.keys() - {"head.bias"}:
+        return f"{name} is missing."
+    for name, shape in names.items():
+        if name not in wanted:
+            return f"{name} has no place in the model."
+        if shape != wanted[name]:
+            return f"{name} has shape {shape}, the model wants {wanted[name]}."
+    return ""

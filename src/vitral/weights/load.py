@@ -1,0 +1,212 @@
+"""`load_model`: any published file, or a run of our own, to a model that gives the numbers of the original."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitral.config import ViTConfig
+from vitral.errors import CheckpointError
+from vitral.models.init import init_weights
+from vitral.models.vit import VisionTransformer
+from vitral.nn.positions import resize_positions
+from vitral.weights.adapt import adapt_channels, resize_patches
+from vitral.weights.detect import Detected, detect
+from vitral.weights.files import WeightFile, open_weights
+from vitral.weights.hub import HUB, fetch
+from vitral.weights.report import LoadReport
+from vitral.weights.rundir import is_run, load_run
+
+Size = int | tuple[int, int]
+_SETTINGS = ("act", "norm_eps", "num_heads", "global_pool", "pos_prefix", "pos_resize")
+_PREPROCESSING = ("mean", "std", "interpolation", "crop_mode", "crop_pct")
+
+
+def load_model(
+    source: str | Path,
+    *,
+    num_classes: int | None = None,
+    img_size: Size | None = None,
+    in_chans: int | None = None,
+    patch_size: Size | None = None,
+    family: str | None = None,
+    num_heads: int | None = None,
+    allow: Sequence[str] = (),
+    quiet: bool = False,
+) -> VisionTransformer:
+    """Load a model from a run directory, a published file of weights, a folder of one, or `hf-hub:owner/name`.
+
+    The first four adapt it: another number of classes gets a new head, another image size resized positions, other
+    channels and patches resampled patch weights. `family` (a key of `vitral.models.zoo.FAMILIES`) and `num_heads`
+    settle what a file does not tell. Tensors missing or left over are an error unless a pattern in `allow` names them.
+    What was done is in `model.load_report`, and said in a line on stderr unless `quiet`.
+    """
+    path = fetch(str(source)) if str(source).startswith(HUB) else Path(source)
+    if path.is_dir() and is_run(path):
+        model = load_run(path)
+        asked = {"num_classes": num_classes, "img_size": img_size, "in_chans": in_chans, "patch_size": patch_size}
+        asked = {key: value for key, value in asked.items() if value is not None}
+        return _adapt_run(model, path, asked) if asked else model
+    file = open_weights(path)
+    found = detect(file, family, img_size, **({} if num_heads is None else {"num_heads": num_heads}))
+    target = _target(found.config, num_classes, img_size, in_chans, patch_size)
+    report = _begin_report(str(source), file, found, target)
+    tensors = _read_tensors(found, report)
+    tensors = _adapt(tensors, found.config, target, report)
+    model = _build(target, tensors, report, allow, file.path)
+    preprocess = found.preprocess.for_channels(target.in_chans)
+    model.preprocess = replace(preprocess, img_size=target.image) if img_size or patch_size else preprocess
+    model.labels = found.labels if target.num_classes == found.config.num_classes else None
+    model.load_report = report
+    if not quiet:
+        print(report.summary(), file=sys.stderr)
+    return model.eval()
+
+
+def is_source(name: str) -> bool:
+    """Whether a word names weights rather than an architecture: a path that is there, or one of the hub."""
+    return name.startswith(HUB) or Path(name).exists()
+
+
+def with_stochastic_depth(model: VisionTransformer, rate: float) -> VisionTransformer:
+    """The same weights in a model that drops branches at random while it trains."""
+    if rate == model.config.drop_path_rate:
+        return model
+    with torch.device("meta"):
+        again = VisionTransformer(replace(model.config, drop_path_rate=rate))
+    again.load_state_dict(model.state_dict(), assign=True)
+    again.preprocess, again.labels, again.load_report = model.preprocess, model.labels, model.load_report
+    return again
+
+
+def _target(
+    config: ViTConfig, num_classes: int | None, img_size: Size | None, in_chans: int | None, patch_size: Size | None
+) -> ViTConfig:
+    """The config of the model that is asked for."""
+    options = {name: getattr(config, name) for name in config.to_dict()}
+    for name, value in (("img_size", img_size), ("in_chans", in_chans), ("patch_size", patch_size)):
+        if value is not None:
+            options[name] = value
+    if num_classes is not None and num_classes != config.num_classes:
+        options |= {"num_classes": num_classes, "head": "linear" if config.head != "distilled" else "distilled"}
+    return ViTConfig.from_dict(options)
+
+
+def _begin_report(source: str, file: WeightFile, found: Detected, target: ViTConfig) -> LoadReport:
+    report = LoadReport(source, f"{found.layout.about}, told by {found.why}", notes=list(file.notes))
+    report.dropped += list(found.plan.dropped.items())
+    report.unexpected += found.plan.unexpected
+    for name in _SETTINGS:
+        report.settings.append((name, str(getattr(target, name)), found.reasons.get(name, found.layout.about)))
+    for name in _PREPROCESSING:
+        report.settings.append((name, str(getattr(found.preprocess, name)), found.reasons[name]))
+    return report
+
+
+def _read_tensors(found: Detected, report: LoadReport) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for step in found.plan.steps:
+        for name, tensor in found.plan.read(step).items():
+            tensors[name] = _checked(report, name, tensor)
+        if step.ours == step.theirs:
+            report.matched += step.ours
+        else:
+            report.renamed.append((", ".join(step.theirs), ", ".join(step.ours), step.op.about))
+    if found.config.num_classes and "head.weight" in tensors and "head.bias" not in tensors:
+        tensors["head.bias"] = torch.zeros(len(tensors["head.weight"]))
+        report.created.append(("head.bias", "zeros: this projection has no bias"))
+    return tensors
+
+
+def _checked(report: LoadReport, name: str, tensor: Tensor) -> Tensor:
+    """The tensor in fp32, or an error where it cannot be a weight."""
+    if not tensor.is_floating_point():
+        raise CheckpointError(f"{report.source}: {name} is {tensor.dtype}, but weights are floating point.")
+    if tensor.dtype != torch.float32:
+        note = f"{tensor.dtype} converted to torch.float32".replace("torch.", "")
+        report.notes += [note] * (note not in report.notes)
+        tensor = tensor.float()
+    # A sum is one quick look; every number is looked at only if it fails.
+    if not tensor.sum().isfinite() and not tensor.isfinite().all():
+        raise CheckpointError(f"{report.source}: {name} holds NaN or infinite numbers; the file is damaged.")
+    return tensor
+
+
+def _adapt(tensors: dict[str, Tensor], old: ViTConfig, new: ViTConfig, report: LoadReport) -> dict[str, Tensor]:
+    """Bring tensors to the model that is asked for, and write down how."""
+    tensors = dict(tensors)
+
+    def change(name: str, how: str, make: Callable[[Tensor], Tensor]) -> None:
+        before = tensors[name]
+        tensors[name] = make(before)
+        report.resized.append((name, tuple(before.shape), tuple(tensors[name].shape), how))
+
+    patches, positions = "patch_embed.proj.weight", "pos_embed"
+    if new.in_chans != old.in_chans:
+        change(patches, "channels summed or repeated", lambda w: adapt_channels(w, new.in_chans))
+    if new.patch != old.patch:
+        change(patches, "by pseudo-inverse (FlexiViT)", lambda w: resize_patches(w, new.patch))
+    if new.grid != old.grid and positions in tensors:
+        change(
+            positions, str(new.pos_resize), lambda table: resize_positions(table, old.grid, new.grid, new.pos_resize)
+        )
+    if new.num_classes != old.num_classes:
+        for name in [name for name in tensors if name.startswith("head.")]:
+            report.dropped.append((name, f"{new.num_classes} classes are asked for, the file has {old.num_classes}"))
+            del tensors[name]
+    return tensors
+
+
+def _build(
+    config: ViTConfig, tensors: dict[str, Tensor], report: LoadReport, allow: Sequence[str], path: Path
+) -> VisionTransformer:
+    with torch.device("meta"):
+        model = VisionTransformer(config)
+    wanted = model.state_dict()
+    missing = [name for name in wanted if name not in tensors]
+    fresh = [name for name in missing if name.startswith("head.")] if config.num_classes else []
+    report.created += [(name, "new, at random: train it") for name in fresh]
+    report.missing += [name for name in missing if name not in fresh]
+    report.unexpected += [name for name in tensors if name not in wanted]
+    _refuse_gaps(report, allow, path)
+    for name, tensor in tensors.items():
+        if name in wanted and tensor.shape != wanted[name].shape:
+            raise CheckpointError(
+                f"{path}: {name} has shape {tuple(tensor.shape)}, "
+                f"but the other shapes ask for {tuple(wanted[name].shape)}."
+            )
+    if missing:  # start them as a fresh model does
+        model.to_empty(device="cpu")
+        init_weights(model)
+    kept = {name: tensor.contiguous() for name, tensor in tensors.items() if name in wanted}
+    model.load_state_dict(kept, strict=False, assign=True)
+    return model
+
+
+def _refuse_gaps(report: LoadReport, allow: Sequence[str], path: Path) -> None:
+    for what, names in (("lacks", report.missing), ("has, beyond what a ViT needs,", report.unexpected)):
+        rest = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in allow)]
+        if rest:
+            more = f" and {len(rest) - 3} more" * (len(rest) > 3)
+            raise CheckpointError(
+                f"{path} ({report.layout.partition(',')[0]}) {what} {', '.join(rest[:3])}{more}; "
+                f"if that is meant, name it: allow=[{rest[0]!r}]."
+            )
+
+
+def _adapt_run(model: VisionTransformer, path: Path, asked: dict[str, Any]) -> VisionTransformer:
+    """A run of our own, brought to other classes, sizes or channels by the same steps."""
+    old = model.config
+    new = _target(old, *(asked.get(key) for key in ("num_classes", "img_size", "in_chans", "patch_size")))
+    report = LoadReport(str(path), "a run of vitral")
+    tensors = _adapt(model.state_dict(), old, new, report)
+    adapted = _build(new, tensors, report, (), path)
+    adapted.preprocess = replace(model.preprocess.for_channels(new.in_chans), img_size=new.image)
+    adapted.labels = model.labels if new.num_classes == old.num_classes else None
+    adapted.load_report = report
+    return adapted.eval()

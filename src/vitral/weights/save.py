@@ -1,0 +1,236 @@
+"""`save_model`: a model in the layout of another program, with the files that program reads beside the weights."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitral.config import ViTConfig
+from vitral.errors import CheckpointError, ConfigError, unknown_name
+from vitral.models.vit import VisionTransformer
+from vitral.weights import google, huggingface, timm
+from vitral.weights.atomic import save_tensors, write_atomically
+from vitral.weights.layout import Rule
+from vitral.weights.rundir import CONFIG, WEIGHTS, config_document
+
+
+def save_model(model: VisionTransformer, path: str | Path, layout: str = "timm") -> list[str]:
+    """Write a model as vitral, timm, huggingface (folders) or google (one .npz); what will differ there is returned.
+
+    A path that ends in .safetensors gets the weights of timm's layout alone, without its config.json.
+    """
+    if layout not in WRITERS:
+        raise unknown_name("layout to write", layout, WRITERS)
+    target = Path(path)
+    if layout != "google" and target.is_file() and target.suffix != ".safetensors":
+        raise CheckpointError(f"{target} is a file; give a folder to write to.")
+    try:
+        return WRITERS[layout](model, target)
+    except OSError as error:
+        raise CheckpointError(f"{target} cannot be written ({error.strerror or error}).") from error
+
+
+def to_layout(tensors: dict[str, Tensor], rules: list[Rule], config: ViTConfig) -> dict[str, Tensor]:
+    """Our tensors under the names of a layout: its rules, read backwards. Every tensor must find its place."""
+    written: dict[str, Tensor] = {}
+    left = dict(tensors)
+    for step in (expanded for rule in rules for expanded in rule.expand(config.depth)):
+        if all(name in left for name in step.ours):
+            made = step.op.write([left.pop(name) for name in step.ours], config.num_heads)
+            written |= dict(zip(step.theirs, (t.contiguous() for t in made), strict=True))
+    if left:
+        raise ConfigError(f"this layout has no place for {', '.join(list(left)[:3])}; write it as vitral or timm.")
+    return written
+
+
+def _weights(model: VisionTransformer) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+
+
+def _write_json(path: Path, document: dict[str, Any]) -> None:
+    write_atomically(path, (json.dumps(document, indent=2) + "\n").encode())
+
+
+# ---- vitral ----
+
+
+def _write_vitral(model: VisionTransformer, folder: Path) -> list[str]:
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = {
+        "task": "classify",
+        "labels": model.labels,
+        "model": model.config.to_dict(),
+        "preprocess": model.preprocess.to_dict(),
+    }
+    save_tensors(folder / WEIGHTS, _weights(model))
+    write_atomically(folder / CONFIG, config_document(parts))
+    return []
+
+
+# ---- timm ----
+
+
+def _write_timm(model: VisionTransformer, target: Path) -> list[str]:
+    c, notes = model.config, []
+    if c.stem != "linear" or c.positions != "learned" or c.block != "pre" or c.head not in ("linear", "distilled"):
+        raise ConfigError(
+            f"timm has no ViT with stem {c.stem}, positions {c.positions}, block {c.block} and head {c.head}; "
+            f"write it as vitral."
+        )
+    tensors = _weights(model)
+    folded = c.reg_tokens > 0 and c.pos_prefix and not c.pos_registers
+    if folded:  # timm gives [CLS] no position where there are registers
+        tensors["cls_token"] = tensors["cls_token"] + tensors["pos_embed"][:, :1]
+        tensors["pos_embed"] = tensors["pos_embed"][:, 1:]
+        notes.append(
+            "timm keeps no position for [CLS] beside registers: it is added into cls_token, and cannot be parted"
+        )
+    rules = timm.DISTILLED if c.head == "distilled" else timm.HEAD
+    skip = {rule.ours[0] for rule in rules}
+    tensors = to_layout(tensors, [*rules, *(rule for rule in timm.OURS if rule.ours[0] not in skip)], c)
+    usual = 1e-5 if c.pre_norm else 1e-6
+    if c.norm_eps != usual:
+        notes.append(f"timm runs this architecture with a norm epsilon of {usual:g}, not {c.norm_eps:g}")
+    if c.pos_resize != timm.TIMM_RESIZE:
+        notes.append("timm resizes positions by antialiased bicubic interpolation, whatever the family")
+    if target.suffix == ".safetensors":
+        target.parent.mkdir(parents=True, exist_ok=True)
+        save_tensors(target, tensors)
+        return notes
+    target.mkdir(parents=True, exist_ok=True)
+    save_tensors(target / WEIGHTS, tensors)
+    _write_json(target / CONFIG, timm_config(model, folded))
+    return notes
+
+
+def timm_config(model: VisionTransformer, folded: bool) -> dict[str, Any]:
+    """timm's `config.json`: an architecture to start from, what differs from it, and the preprocessing."""
+    c, p = model.config, model.preprocess
+    pools = {"cls": "token", "mean": "avg", "max": "max", "map": "map", "cls_dist": "token"}
+    if c.global_pool not in pools:
+        raise ConfigError(f"timm's ViT has no pooling like {c.global_pool}; write it as vitral or huggingface.")
+    base = "vit_base_patch16_clip_224" if c.pre_norm else "vit_base_patch16_224"
+    base = "deit_base_distilled_patch16_224" if c.head == "distilled" else base
+    base = "vit_giant_patch14_reg4_dinov2" if c.act == "swiglu" else base  # the one that has SwiGLU
+    arguments: dict[str, Any] = {
+        "img_size": list(c.image),
+        "patch_size": list(c.patch),
+        "in_chans": c.in_chans,
+        "embed_dim": c.embed_dim,
+        "depth": c.depth,
+        "num_heads": c.num_heads,
+        "mlp_ratio": c.mlp_ratio,
+        "qkv_bias": c.qkv_bias,
+    }
+    if c.head != "distilled":
+        arguments |= {
+            "class_token": c.class_token,
+            "reg_tokens": c.reg_tokens,
+            "no_embed_class": folded or not c.pos_prefix,
+            "pre_norm": c.pre_norm,
+            "init_values": c.init_values,
+            "global_pool": pools[c.global_pool],
+            "fc_norm": c.norm_after_pool,
+        }
+    if c.act != "swiglu":
+        arguments["act_layer"] = c.act
+    arguments = {key: value for key, value in arguments.items() if value is not None}
+    if isinstance(arguments.get("patch_size"), list) and len(set(arguments["patch_size"])) == 1:
+        arguments["patch_size"] = c.patch[0]
+    document: dict[str, Any] = {
+        "architecture": base,
+        "num_classes": c.num_classes,
+        "num_features": c.embed_dim,
+        "global_pool": pools[c.global_pool],
+        "model_args": arguments,
+        "pretrained_cfg": {
+            "tag": "vitral",
+            "custom_load": False,
+            "input_size": [c.in_chans, *c.image],
+            "fixed_input_size": True,
+            "interpolation": p.interpolation,
+            "crop_pct": p.crop_pct,
+            "crop_mode": p.crop_mode,
+            "mean": list(p.mean),
+            "std": list(p.std),
+            "num_classes": c.num_classes,
+            "pool_size": None,
+            "first_conv": "patch_embed.proj",
+            "classifier": ["head", "head_dist"] if c.head == "distilled" else "head",
+        },
+    }
+    return document | ({"label_names": model.labels} if model.labels else {})
+
+
+# ---- Hugging Face ----
+
+
+def _write_huggingface(model: VisionTransformer, folder: Path) -> list[str]:
+    c, notes = model.config, []
+    layout, kind, _ = huggingface.family_of(c)
+    tensors = _weights(model)
+    if kind == "clip_vision_model":
+        if c.num_classes and tensors.pop("head.bias").abs().max() > 0:
+            raise ConfigError(
+                "Hugging Face's CLIP has no bias in its projection, but this model has; write it as timm."
+            )
+        notes.append(f"Hugging Face runs CLIP with {c.act}, as config.json says")
+    gated = c.act == "swiglu"
+    written = to_layout(tensors, [rule for rule in layout.rules if not (gated and ".mlp.fc" in rule.theirs[0])], c)
+    prefix = {"clip_vision_model": "vision_model."}.get(kind, layout.prefixes[0])
+    heads = ("classifier.", "cls_classifier.", "distillation_classifier.", "visual_projection.")
+    bare = not c.num_classes
+    written = {name if bare or name.startswith(heads) else prefix + name: t for name, t in written.items()}
+    if kind.startswith("dinov2"):
+        written[("" if bare else prefix) + "embeddings.mask_token"] = torch.zeros(1, c.embed_dim)
+        notes.append("embeddings.mask_token, which only its pretraining uses, is written as zeros")
+    if c.pos_resize != layout.family.model.get("pos_resize"):
+        notes.append("Hugging Face resizes positions for other image sizes in its own way")
+    folder.mkdir(parents=True, exist_ok=True)
+    save_tensors(folder / WEIGHTS, written)
+    _write_json(folder / CONFIG, huggingface.write_config(c, model.labels))
+    _write_json(folder / "preprocessor_config.json", huggingface.write_preprocessor(c, model.preprocess))
+    return notes
+
+
+# ---- Google ----
+
+
+def _write_google(model: VisionTransformer, target: Path) -> list[str]:
+    c = model.config
+    if target.suffix != ".npz":
+        raise ConfigError(f"Google's layout is one file that ends in .npz, got {target}.")
+    plain = c.stem == "linear" and c.positions == "learned" and c.block == "pre" and c.global_pool == "cls"
+    extras = c.reg_tokens or c.init_values is not None or c.pre_norm or not c.pos_prefix or c.norm_after_pool
+    if not plain or extras or c.head not in ("linear", "mlp_tanh") or not c.patch_bias or not c.qkv_bias:
+        raise ConfigError(
+            "Google's layout holds plain ViTs alone ([CLS] with its position, no registers, no LayerScale)."
+        )
+    layout = google.GOOGLE if c.head == "linear" else google.GOOGLE_PRE_LOGITS
+    arrays = {name: t.float().numpy() for name, t in to_layout(_weights(model), list(layout.rules), c).items()}
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.stem}.{os.getpid()}.tmp.npz")
+    try:
+        np.savez(temporary, allow_pickle=False, **arrays)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    notes = []
+    if c.act != "gelu_tanh":
+        notes.append(f"Google's own code would run these weights with GELU by tanh, this model uses {c.act}")
+    if c.norm_eps != 1e-6:
+        notes.append(f"Google's own code uses a norm epsilon of 1e-6, this model {c.norm_eps:g}")
+    return notes
+
+
+WRITERS: dict[str, Callable[[VisionTransformer, Path], list[str]]] = {
+    "vitral": _write_vitral,
+    "timm": _write_timm,
+    "huggingface": _write_huggingface,
+    "google": _write_google,
+}
