@@ -1,4 +1,4 @@
-"""Decoding and cropping JPEGs to 224: vitral beside plain Pillow, Pillow with `draft`, and Pillow with `resize(box=)`.
+"""Decoding and cropping JPEGs to 224: vitral beside plain Pillow, its `draft` and `resize(box=)`, and torchvision's v2.
 
     python benchmarks/loader.py
 
@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from measure import write_json
+from peers import mend_torchvision
 from vitral.config import Preprocess
 from vitral.data.images import read_image
 from vitral.data.noise import Noise
@@ -73,10 +74,21 @@ def vitral_train(data: bytes) -> None:
     random_resized_crop(read_image(data, "rgb", decode_size(P, 0.25)), P, noise, (0.25, 1.0), (3 / 4, 4 / 3))
 
 
+def torchvision_v2(interpolation: str) -> Callable[[bytes], None]:
+    """Pillow's decoder, then torchvision's transforms on the uint8 tensor; it has no decoder in this build."""
+    mend_torchvision()
+    from torchvision.transforms import v2
+
+    mode = v2.InterpolationMode(interpolation)
+    after = v2.Compose([v2.PILToTensor(), v2.Resize(256, mode, antialias=True), v2.CenterCrop(224)])
+    return lambda data: after(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
 RIVALS: dict[str, Callable[[bytes], None]] = {
     "Pillow": pillow,
     "Pillow, box=": pillow_box,
     "Pillow, draft": pillow_draft,
+    "torchvision v2": torchvision_v2("bicubic"),
     "vitral, evaluation": vitral_eval,
     "vitral, random crop": vitral_train,
 }

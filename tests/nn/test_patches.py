@@ -74,16 +74,17 @@ def test_a_side_that_the_patch_does_not_divide_is_an_error_with_the_nearest_size
         patchify(torch.zeros(1, 3, *size), (5, 7))
 
 
-def stem(patch, width=16, chans=3):
-    config = ViTConfig(img_size=64, patch_size=patch, embed_dim=width, num_heads=1, in_chans=chans, stem="conv")
+def stem(patch, width=16, chans=3, kind="conv"):
+    config = ViTConfig(img_size=64, patch_size=patch, embed_dim=width, num_heads=1, in_chans=chans, stem=kind)
     return ConvStem(config.stem_layers, bias=True, eps=1e-6)
 
 
 @pytest.mark.parametrize("patch", [1, 2, 4, 8, 16, (2, 8), (4, 1)])
-def test_the_conv_stem_has_the_shape_of_the_projection(patch):
+@pytest.mark.parametrize("kind", ["conv", "conv_deep"])
+def test_the_conv_stem_has_the_shape_of_the_projection(patch, kind):
     P_h, P_w = (patch, patch) if isinstance(patch, int) else patch
     x = images(2, 3, 3 * P_h, 5 * P_w)
-    assert stem(patch)(x).shape == PatchEmbed(3, 16, (P_h, P_w), bias=True)(x).shape == (2, 15, 16)
+    assert stem(patch, kind=kind)(x).shape == PatchEmbed(3, 16, (P_h, P_w), bias=True)(x).shape == (2, 15, 16)
 
 
 def test_the_conv_stem_is_its_formula():
@@ -105,3 +106,15 @@ def test_a_token_of_the_conv_stem_sees_beyond_its_patch_and_not_far():
     rows = x.grad[0].abs().sum((0, 2)).nonzero().flatten().tolist()
     assert min(rows) < 12
     assert max(rows) - min(rows) + 1 == receptive_field([(3, 2), (3, 2)]) == 7
+
+
+def test_the_layers_of_the_stems():
+    config = {"img_size": 32, "patch_size": 8, "embed_dim": 128, "num_heads": 1}
+    assert ViTConfig(**config, stem="conv").stem_layers == [(3, 32, (2, 2)), (32, 64, (2, 2)), (64, 128, (2, 2))]
+    assert ViTConfig(**config, stem="conv_deep").stem_layers == [
+        (3, 64, (2, 2)),
+        (64, 64, (1, 1)),
+        (64, 128, (2, 2)),
+        (128, 128, (1, 1)),
+        (128, 128, (2, 2)),
+    ]

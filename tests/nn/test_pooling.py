@@ -3,7 +3,7 @@ import torch
 
 from helpers import difference, images, redraw
 from vitral.nn.mlp import MLP
-from vitral.nn.pooling import AttentionPool, ClsMeanPool, ClsPool, MaxPool, MeanPool
+from vitral.nn.pooling import AttentionPool, ClsDistPool, ClsMeanPool, ClsPool, DistilledHead, MaxPool, MeanPool
 
 B, R, N, D = 2, 3, 7, 10
 
@@ -32,6 +32,7 @@ LITERAL = {
     "cls": (ClsPool(), lambda z: z[:, 0]),
     "mean": (MeanPool(R), lambda z: sum(z[:, i] for i in range(R, z.shape[1])) / (z.shape[1] - R)),
     "max": (MaxPool(R), lambda z: torch.stack([z[:, i] for i in range(R, z.shape[1])]).max(0).values),
+    "cls_dist": (ClsDistPool(), lambda z: torch.cat([z[:, 0], z[:, 1]], 1)),
     "cls_mean": (ClsMeanPool(R), lambda z: torch.cat([z[:, 0], z[:, R:].mean(1)], 1)),
 }
 
@@ -65,3 +66,11 @@ def test_a_pool_reads_no_more_than_it_says(kind):
     pool = attention_pool() if kind == "map" else LITERAL[kind][0]
     z = images(B, R + N, D)
     assert torch.equal(pool(z if pool.reads is None else z[:, pool.reads]), pool(z))
+
+
+def test_the_distilled_head_is_the_mean_of_two_layers():
+    head = redraw(DistilledHead(D, 4))
+    y = images(B, 2 * D)
+    first = y[:, :D] @ head.cls.weight.T + head.cls.bias
+    second = y[:, D:] @ head.dist.weight.T + head.dist.bias
+    assert difference(head(y), (first + second) / 2) < 1e-6

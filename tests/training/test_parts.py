@@ -46,6 +46,20 @@ class TestOptimisers:
         assert sum(len(g["params"]) for g in muon.param_groups) == 16
         assert {g["peak_lr"] for g in muon.param_groups} == {0.02}
 
+    def test_muon_takes_the_kernels_of_a_conv_stem_as_matrices(self):
+        model = create_model("vit_nano_conv_patch2_8")
+        _, muon = make_optimizers(model, TrainConfig(optimizer="muon"))
+        kernels = [model.patch_embed.convs[0].weight, model.patch_embed.proj.weight]
+        taken = {id(p) for g in muon.param_groups for p in g["params"]}
+        assert {id(p) for p in kernels} <= taken
+        assert id(create_model("vit_nano_patch2_8").patch_embed.proj.weight) not in taken
+        before = kernels[1].detach().clone()
+        kernels[1].grad = images(*kernels[1].shape)
+        Muon([{"params": [kernels[1]], "lr": 0.1}]).step()
+        update = ((before - kernels[1]) / 0.1).flatten(1)
+        values = torch.linalg.svdvals(update / max(1.0, update.shape[0] / update.shape[1]) ** 0.5)
+        assert 0.5 < values.min() <= values.max() < 1.6
+
     def test_layer_decay_falls_from_the_head_to_the_patches(self):
         model = nano()
         (adamw,) = make_optimizers(model, TrainConfig(layer_decay=0.5, lr=1.0))

@@ -294,6 +294,12 @@ class TestCommandLine:
         assert "over 2 seeds" in capsys.readouterr().out
         assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["seed-0", "seed-1"]
 
+    def test_a_recipe_by_its_name(self, tmp_path, capsys):
+        args = ["train", "digits", "--config", "folder-finetune", "--epochs", "1", "--out", str(tmp_path / "run")]
+        assert main([*args, "--model", "vit_nano_conv_patch2_8"]) == 0
+        train = json.loads((tmp_path / "run" / "config.json").read_text())["train"]
+        assert (train["layer_decay"], train["epochs"], train["augment"]["crop_scale"]) == (0.75, 1, 0.4)
+
     def test_a_config_file_goes_over_the_recipe_and_under_flags(self, tmp_path, capsys):
         (tmp_path / "c.toml").write_text("epochs = 1\nlr = 0.002\n[augment]\nmixup = 0.0\n")
         args = [

@@ -20,15 +20,17 @@ class Options:
     (--resume) has its own.
 
     Examples: vitral train digits; vitral train photos/ --model vit_lite_conv_patch4_32 --epochs 50 --out runs/photos;
-    vitral train photos/ --out runs/photos --resume
+    vitral train photos/ --out runs/photos --resume;
+    vitral train photos/ --config folder-finetune --model weights.safetensors
     """
 
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
-    """digits, fashion-mnist, mnist, cifar10, a folder with a folder for each class, or a CSV or Parquet file."""
+    """digits, fashion-mnist, mnist, cifar10, a folder with a folder for each class, a CSV or Parquet file, or
+    hf-hub:owner/name."""
     out: Annotated[str, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/NAME)")] = ""
     """Run directory to write."""
-    config: Annotated[str, tyro.conf.arg(metavar="FILE.toml", help_behavior_hint="")] = ""
-    """File of options, under the names of the flags."""
+    config: Annotated[str, tyro.conf.arg(metavar="FILE.toml|RECIPE", help_behavior_hint="")] = ""
+    """File of options, under the names of the flags; or a recipe: digits, fashion-mnist, cifar10, folder-finetune."""
     task: str = "classify"
     """What to learn."""
     resume: bool = False

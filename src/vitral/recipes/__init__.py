@@ -21,7 +21,9 @@ def read_recipe(name: str) -> dict[str, Any]:
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """The options of a TOML file of the user's."""
+    """The options of a TOML file of the user's, or of a recipe that is called by its name."""
+    if str(path) in list_recipes() and not path.exists():
+        return read_recipe(str(path))
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
