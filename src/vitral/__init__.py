@@ -13,6 +13,7 @@ _PUBLIC = {
     "Predictor": "vitral.inference.predictor",
     "create_model": "vitral.models.zoo",
     "evaluate": "vitral.api",
+    "explain": "vitral.explanation.explain",
     "list_models": "vitral.models.zoo",
     "load_model": "vitral.weights.load",
     "save_model": "vitral.weights.save",
@@ -26,6 +27,7 @@ __all__ = [
     "__version__",
     "create_model",
     "evaluate",
+    "explain",
     "list_models",
     "load_model",
     "save_model",
@@ -35,6 +37,7 @@ __all__ = [
 if TYPE_CHECKING:
     from vitral.api import evaluate, train
     from vitral.errors import VitralError
+    from vitral.explanation.explain import explain
     from vitral.inference.predictor import Predictor
     from vitral.models.zoo import create_model, list_models
     from vitral.weights.load import load_model

@@ -19,7 +19,7 @@ Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "swiglu"]
 Pooling = Literal["cls", "mean", "max", "map", "cls_mean", "cls_dist"]
 HeadKind = Literal["linear", "mlp", "mlp_tanh", "distilled"]
 Interpolation = Literal["bilinear", "bicubic"]
-CropMode = Literal["center", "squash"]
+CropMode = Literal["center", "squash", "squash_center"]
 AugmentPolicy = Literal["none", "rand", "trivial"]
 Optimizer = Literal["adamw", "muon"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
@@ -157,9 +157,10 @@ class Preprocess(Options):
     interpolation: Interpolation = "bicubic"
     """Filter of the resize."""
     crop_mode: CropMode = "center"
-    """`center` keeps the aspect ratio and cuts the middle out, `squash` resizes both sides to the target."""
+    """`center` keeps the aspect ratio and cuts the middle out, `squash` resizes both sides to the target, and
+    `squash_center` resizes both sides to more than that and cuts the middle out."""
     crop_pct: float = 0.9
-    """With `center`: the side of the crop as a share of the resized short side."""
+    """Unless `squash`: the side of the crop as a share of the resized short side."""
 
     def __post_init__(self) -> None:
         self._set_pair("img_size")
@@ -170,6 +171,8 @@ class Preprocess(Options):
             raise ConfigError(
                 f"mean and std need one number per channel each, got {len(self.mean)} and {len(self.std)}."
             )
+        if not all(_is_number(value) and math.isfinite(value) for value in (*self.mean, *self.std)):
+            raise ConfigError(f"mean and std must be numbers, got {self.mean!r} and {self.std!r}.")
         if any(s <= 0 for s in self.std):
             raise ConfigError(f"std must be above 0 in every channel, got {self.std!r}.")
 

@@ -450,7 +450,7 @@ def google_pre_logits(tmp):
     return Case(tmp / "vit.npz", reference, logits, {})
 
 
-def big_vision(tmp, scanned=False, bf16=False):
+def big_vision(tmp, scanned=False):
     theirs = google_reference("vit_base_patch16_siglip_224", num_classes=0)
     names = {"attention": "MultiHeadDotProductAttention_0", "norm2": "LayerNorm_1", "mlp": "MlpBlock_0"}
     arrays = google_arrays(theirs, **names)

@@ -130,6 +130,8 @@ PHOTOS = sorted((Path(sklearn.__file__).parent / "datasets" / "images").glob("*.
 PROCESSORS = [
     ("ViTImageProcessorPil", {}, "vit_tiny_patch16_224", {}),
     ("BitImageProcessorPil", {"size": {"shortest_edge": 256}}, "vit_small_patch14_dinov2", {"num_classes": 0}),
+    ("DeiTImageProcessorPil", {}, "vit_tiny_patch16_224", {}),
+    ("ViTImageProcessorPil", {"do_normalize": False}, "vit_tiny_patch16_224", {}),
     ("CLIPImageProcessorPil", {}, "vit_base_patch16_clip_quickgelu_224", {}),
     ("SiglipImageProcessorPil", {}, "vit_base_patch16_siglip_224", {"num_classes": 0}),
 ]

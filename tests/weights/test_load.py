@@ -188,7 +188,7 @@ class TestTelling:
     def test_a_grid_that_is_not_square_must_be_said(self, tmp_path):
         model = small(img_size=(32, 96))
         save_file(model.state_dict(), tmp_path / "x.safetensors")
-        with pytest.raises(CheckpointError, match=r"13 positions, which fill no square grid; say .* img_size"):
+        with pytest.raises(CheckpointError, match=r"13 positions, which fill no square grid; say .* native_size"):
             load(tmp_path / "x.safetensors")
         x = images(1, 3, 32, 96)
         assert difference(load(tmp_path / "x.safetensors", img_size=(32, 96))(x), model(x)) < 1e-6

@@ -22,6 +22,7 @@ VERBS = {
     "train": ("vitral.cli.train", "train a model on a folder of images, or on the embedded digits"),
     "eval": ("vitral.cli.eval", "how a trained model does on labelled data"),
     "predict": ("vitral.cli.predict", "labels for images"),
+    "explain": ("vitral.cli.explain", "what a model looks at, as pictures or a page to play with"),
     "check": ("vitral.cli.check", "look at a data set before training on it"),
     "inspect": ("vitral.cli.inspect", "what a file of weights is, and whether it can be loaded"),
     "convert": ("vitral.cli.convert", "write weights in the layout of vitral, timm, Hugging Face or Google"),
@@ -33,6 +34,7 @@ EXAMPLES = """\
 examples:
   vitral train digits
   vitral predict runs/digits image.png
+  vitral explain runs/digits image.png --out image.html
   vitral inspect model.safetensors
   vitral models "vit_*_patch16_*"
   vitral cost vit_base_patch16_224 --img-size 384"""

@@ -23,13 +23,15 @@ def resize(x: Tensor, size: Size, interpolation: str) -> Tensor:
 
 
 def resized_size(size: Size, p: Preprocess) -> Size:
-    """The size that an image is resized to before the centre is cut out (`center`), or the target itself (`squash`).
+    """The size that an image is resized to before the centre is cut out; with `squash` the target itself.
 
     Sides are rounded down, as everybody does: a crop that is off by half a pixel is another image.
     """
     height, width = pair(p.img_size)
     if p.crop_mode == "squash":
         return height, width
+    if p.crop_mode == "squash_center":
+        return int(height / p.crop_pct + 1e-6), int(width / p.crop_pct + 1e-6)
     H, W = size
     if height / H >= width / W:
         short = int(height / p.crop_pct + 1e-6)
@@ -83,7 +85,7 @@ def decode_size(p: Preprocess, smallest_crop: float = 1.0) -> AtLeast:
     was made smaller while it was decoded then comes out nearly as from the whole (docs/log.md has the figures).
     """
     height, width = pair(p.img_size)
-    factor = 1 / math.sqrt(smallest_crop) / (p.crop_pct if p.crop_mode == "center" else 1.0)
+    factor = 1 / math.sqrt(smallest_crop) / (1.0 if p.crop_mode == "squash" else p.crop_pct)
     exact = smallest_crop == 1
     factor *= 2 if exact else 1
     return AtLeast(math.ceil(height * factor), math.ceil(width * factor), even=exact)

@@ -80,7 +80,7 @@ FAMILIES: dict[str, Family] = {
         _CLIP,
     ),
     "siglip": Family(
-        "SigLIP image tower: no [CLS], attention pooling, tanh GELU",
+        "SigLIP image tower: no [CLS], attention pooling",
         {
             "class_token": False,
             "global_pool": "map",

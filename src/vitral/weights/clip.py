@@ -1,7 +1,9 @@
 """CLIP's image tower as OpenAI and open_clip name it (Radford et al., 2021)."""
 
+from dataclasses import replace
+
 from vitral.weights import layout as ops
-from vitral.weights.layout import Layout, rule, rules, settings
+from vitral.weights.layout import Layout, has, rule, rules, settings
 
 _BLOCK = "transformer.resblocks.{i}"
 
@@ -9,7 +11,7 @@ OPEN_CLIP = Layout(
     "open_clip",
     "open_clip, image tower",
     settings("clip"),
-    lambda n: any(name.endswith("visual.class_embedding") for name in n),
+    lambda n: has(n, "visual.class_embedding"),
     [
         rule("cls_token", "visual.class_embedding", ops.TWO_AXES),
         rule("pos_embed", "visual.positional_embedding", ops.ONE_AXIS),
@@ -32,5 +34,11 @@ OPEN_CLIP = Layout(
         r"logit_(scale|bias)|attn_mask": "text tower",
         r"input_resolution|context_length|vocab_size": "a number, not a weight",
     },
-    prefixes=("module.",),
+)
+# OpenAI's own state dicts carry three numbers that no other program writes, and were trained with QuickGELU.
+OPENAI = replace(
+    OPEN_CLIP,
+    about="OpenAI's CLIP, image tower",
+    family=settings("clip_quickgelu"),
+    matches=lambda n: OPEN_CLIP.matches(n) and has(n, "input_resolution"),
 )

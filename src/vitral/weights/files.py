@@ -9,7 +9,7 @@ import json
 import re
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitral.errors import CheckpointError
-from vitral.weights.layout import Lazy
+from vitral.weights.layout import Lazy, strip_prefix
 
 WRAPPERS = ("teacher", "model_ema", "ema", "state_dict", "model", "module")
 """Keys under which training programs keep the weights, the one to prefer first."""
@@ -27,6 +27,8 @@ WEIGHT_FILES = (
     *("model.safetensors", "model.safetensors.index.json", "open_clip_model.safetensors"),
     *("pytorch_model.bin", "pytorch_model.bin.index.json", "open_clip_pytorch_model.bin"),
 )
+DOCUMENTS = ("config.json", "preprocessor_config.json", "open_clip_config.json")
+"""What may lie beside the weights and says more of them."""
 SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".onnx")
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _DTYPES |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
@@ -69,7 +71,29 @@ def open_weights(path: Path) -> WeightFile:
     opened = OPENERS[path.suffix](path)
     if not opened.tensors:
         raise CheckpointError(f"{path} holds no tensors.")
-    return opened
+    empty = next((name for name, tensor in opened.tensors.items() if 0 in tensor.shape), None)
+    if empty is not None:
+        raise CheckpointError(f"{path}: tensor {empty} is empty (shape {opened.tensors[empty].shape}).")
+    opened = _unwrapped(opened)
+    return _with_documents(opened, path.parent) if path.name in WEIGHT_FILES else opened
+
+
+def _unwrapped(file: WeightFile) -> WeightFile:
+    """Take off what wrappers of torch put before every name."""
+    for prefix in ("module.", "_orig_mod.", "module."):
+        if any(name.startswith(prefix) for name in file.tensors):
+            notes = [*file.notes, f"prefix {prefix!r} taken off"]
+            file = replace(file, tensors=strip_prefix(file.tensors, prefix), notes=notes)
+    return file
+
+
+def _with_documents(file: WeightFile, folder: Path) -> WeightFile:
+    """Add what lies beside the weights in their folder."""
+    found = {name: read_json(folder / name) for name in DOCUMENTS if (folder / name).is_file()}
+    config = found.get("config.json", {})
+    if "open_clip_config.json" in found:
+        config = {**config, "open_clip": found["open_clip_config.json"]}
+    return replace(file, config=config, preprocessor=found.get("preprocessor_config.json", {}))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -93,12 +117,8 @@ def _open_folder(path: Path) -> WeightFile:
     present += [file for suffix in SUFFIXES for file in sorted(path.glob(f"*{suffix}"))]
     if not present:
         raise CheckpointError(f"{path} holds no weights; looked for {', '.join(WEIGHT_FILES[:3])} and the like.")
-    opened = open_weights(present[0])
-    documents = {}
-    for key, name in (("config", "config.json"), ("preprocessor", "preprocessor_config.json")):
-        if (path / name).is_file():
-            documents[key] = read_json(path / name)
-    return WeightFile(path, opened.kind, opened.tensors, [*opened.notes, f"weights: {present[0].name}"], **documents)
+    opened = _with_documents(open_weights(present[0]), path)
+    return replace(opened, path=path, notes=[*opened.notes, f"weights: {present[0].name}"])
 
 
 def _open_shards(path: Path) -> WeightFile:
@@ -155,29 +175,36 @@ def _first_line(error: BaseException) -> str:
 
 
 def _open_torch(path: Path) -> WeightFile:
-    zipped = zipfile.is_zipfile(path)
-    if zipped:
-        _refuse_torchscript(path)
+    _refuse_hostile(path)
     try:
         # DINO's full checkpoints keep their command line, a Namespace, beside the weights. Nothing else is let in.
         with torch.serialization.safe_globals([argparse.Namespace]):
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged or hostile pickle can raise anything
         raise CheckpointError(_refusal(path, error)) from error
     found, notes = unwrap(path, content)
     tensors = {}
     for name, tensor in found.items():
-        if tensor.layout != torch.strided or tensor.numel() * tensor.itemsize > tensor.untyped_storage().nbytes():
+        if tensor.is_nested or tensor.is_quantized or tensor.layout != torch.strided or tensor.device.type != "cpu":
+            raise CheckpointError(f"{path}: tensor {name} is not an ordinary one, and cannot be a weight.")
+        if tensor.numel() * tensor.itemsize > tensor.untyped_storage().nbytes():
             raise CheckpointError(f"{path}: tensor {name} claims more numbers than the file holds; it is damaged.")
         tensors[name] = Lazy(tuple(tensor.shape), tensor.dtype, lambda t=tensor: t.detach())
     return WeightFile(path, "torch", tensors, notes)
 
 
-def _refuse_torchscript(path: Path) -> None:
-    """Refuse archives with code in them, and compressed ones, which torch never writes."""
+def _refuse_hostile(path: Path) -> None:
+    """Refuse archives with code in them, compressed ones, and pickles that would fill the memory with nothing."""
+    if not zipfile.is_zipfile(path):
+        with path.open("rb") as file:
+            _refuse_bytearrays(path, file.read(_MAX_JSON))
+        return
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
+            for member in members:
+                if member.filename.endswith(".pkl") and member.compress_type == zipfile.ZIP_STORED:
+                    _refuse_bytearrays(path, archive.read(member))
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise CheckpointError(f"{path} is damaged ({_first_line(error)}).") from error
     if any(PurePosixPath(member.filename).name == "constants.pkl" or "/code/" in member.filename for member in members):
@@ -187,6 +214,12 @@ def _refuse_torchscript(path: Path) -> None:
         )
     if any(member.compress_type != zipfile.ZIP_STORED for member in members):
         raise CheckpointError(f"{path} holds compressed parts, which no program writes for weights; it is refused.")
+
+
+def _refuse_bytearrays(path: Path, pickled: bytes) -> None:
+    """torch's reader would make a bytearray of any size that a pickle asks for; weights never need one."""
+    if b"bytearray" in pickled:
+        raise CheckpointError(f"{path} asks for a bytearray, which no weights need; it is refused.")
 
 
 def _refusal(path: Path, error: Exception) -> str:

@@ -5,11 +5,12 @@ Kernels are (in, out), attention keeps its heads apart, and the activation of th
 """
 
 import re
-from functools import partial
+from functools import lru_cache, partial
 
 from vitral.config import PositionResize
+from vitral.errors import CheckpointError
 from vitral.weights import layout as ops
-from vitral.weights.layout import Layout, Lazy, Names, Rule, rule, rules, settings
+from vitral.weights.layout import MAX_DEPTH, Layout, Lazy, Names, Rule, rule, rules, settings
 
 _BLOCK = "Transformer/encoderblock_{i}"
 _JAX = {"act": "gelu_tanh", "pos_resize": PositionResize(mode="bilinear_corners", antialias=False)}
@@ -88,12 +89,15 @@ def _heads(names: Names) -> int | None:
 def _unstack(names: Names) -> Names:
     """Part the blocks that were run by a scan: `encoderblock/x` (L, ...) -> `encoderblock_i/x` (...)."""
     single: dict[str, Lazy] = {}
+    read_stack = lru_cache(maxsize=4)(lambda name: names[name].read())  # a rule reads up to three, block by block
     for name, tensor in names.items():
         if "/encoderblock/" not in name:
             single[name] = tensor
             continue
+        if not tensor.shape or tensor.shape[0] > MAX_DEPTH:
+            raise CheckpointError(f"{name} should hold one entry for each block, got shape {tensor.shape}.")
         for i in range(tensor.shape[0]):
-            read = partial(lambda t, i: t.read()[i], tensor, i)
+            read = partial(lambda name, i: read_stack(name)[i], name, i)
             single[name.replace("/encoderblock/", f"/encoderblock_{i}/")] = Lazy(tensor.shape[1:], tensor.dtype, read)
     return single
 

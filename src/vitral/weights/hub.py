@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from vitral.errors import CheckpointError
-from vitral.weights.files import WEIGHT_FILES, read_json
+from vitral.weights.files import DOCUMENTS, WEIGHT_FILES, read_json
 
 HUB = "hf-hub:"
 
@@ -13,7 +13,7 @@ def fetch(source: str) -> Path:
     name, _, revision = source.removeprefix(HUB).partition("@")
     if name.count("/") != 1 or not all(name.split("/")):
         raise CheckpointError(f"{source} should be hf-hub:owner/name, with @revision if need be.")
-    for document in ("config.json", "preprocessor_config.json"):
+    for document in DOCUMENTS:
         _get(source, name, document, revision)
     for weights in WEIGHT_FILES:
         found = _get(source, name, weights, revision)

@@ -8,7 +8,7 @@ from typing import Any
 from vitral.config import PositionResize, Preprocess, ViTConfig
 from vitral.errors import CheckpointError, ConfigError
 from vitral.weights import layout as ops
-from vitral.weights.layout import Layout, Names, Rule, rule, rules, settings
+from vitral.weights.layout import Layout, Names, Rule, has, rule, rules, settings
 
 _RESIZE = PositionResize(mode="bicubic", antialias=False)
 _RESIZE_SMOOTH = PositionResize(mode="bicubic", antialias=True)
@@ -77,7 +77,7 @@ _DINOV2 = [
         ("norm.*", "layernorm.*"),
     ),
     *[
-        rule(f"blocks.{{i}}.mlp.fc1.{what}", tuple(f"{name}.{what}" for name in _GATED), ops.FUSE_QKV)
+        rule(f"blocks.{{i}}.mlp.fc1.{what}", tuple(f"{name}.{what}" for name in _GATED), ops.FUSE_GATE)
         for what in ("weight", "bias")
     ],
     # an ONNX export keeps the rows of the table apart, without names
@@ -115,26 +115,21 @@ _SIGLIP = [
 _CLASSIFIER = rules(("head.*", "classifier.*"))
 
 
-def _has(names: Names, *suffixes: str) -> bool:
-    return all(any(name == s or name.endswith(f".{s}") for name in names) for s in suffixes)
-
-
 def _is_vit(names: Names) -> bool:
-    return _has(names, "embeddings.position_embeddings") and (
-        _has(names, "encoder.layer.0.attention.attention.query.weight")
-        or _has(names, "layers.0.attention.q_proj.weight")
+    return has(names, "embeddings.position_embeddings") and (
+        has(names, "encoder.layer.0.attention.attention.query.weight") or has(names, "layers.0.attention.q_proj.weight")
     )
 
 
 def _is_dinov2(names: Names) -> bool:
-    return _has(names, "encoder.layer.0.layer_scale1.lambda1")
+    return has(names, "encoder.layer.0.layer_scale1.lambda1")
 
 
 HF_DINOV2_REG = Layout(
     "huggingface",
     "Hugging Face's DINOv2 with registers",
     settings("dinov2_reg", pos_resize=_RESIZE_SMOOTH),
-    lambda n: _is_dinov2(n) and _has(n, "embeddings.register_tokens"),
+    lambda n: _is_dinov2(n) and has(n, "embeddings.register_tokens"),
     [*_DINOV2, *_CLASSIFIER],
     drop=_MASK,
     prefixes=("dinov2_with_registers.", "backbone."),
@@ -152,7 +147,7 @@ HF_DEIT_DISTILLED = Layout(
     "huggingface",
     "Hugging Face's DeiT with its two heads",
     settings("deit", pos_resize=_RESIZE, norm_eps=1e-12),
-    lambda n: _is_vit(n) and _has(n, "embeddings.distillation_token", "distillation_classifier.weight"),
+    lambda n: _is_vit(n) and has(n, "embeddings.distillation_token", "distillation_classifier.weight"),
     [
         *_VIT,
         *rules(
@@ -168,7 +163,7 @@ HF_DEIT = Layout(
     "huggingface",
     "Hugging Face's DeiT",
     settings("deit", pos_resize=_RESIZE, norm_eps=1e-12),
-    lambda n: _is_vit(n) and _has(n, "embeddings.distillation_token"),
+    lambda n: _is_vit(n) and has(n, "embeddings.distillation_token"),
     [*_VIT, *rules(("reg_token", "embeddings.distillation_token")), *_CLASSIFIER],
     drop=_POOLER,
     prefixes=("deit.",),
@@ -178,7 +173,7 @@ HF_MAE = Layout(
     "huggingface",
     "Hugging Face's MAE",
     settings("mae", pos_resize=_RESIZE, norm_eps=1e-12),
-    lambda n: _is_vit(n) and _has(n, "decoder.decoder_embed.weight"),
+    lambda n: _is_vit(n) and has(n, "decoder.decoder_embed.weight"),
     _VIT,
     drop={r"decoder\..*": "decoder of the pretraining"},
     prefixes=("vit.",),
@@ -201,7 +196,7 @@ HF_CLIP = Layout(
     "huggingface",
     "Hugging Face's CLIP, image tower",
     settings("clip_quickgelu", pos_resize=_RESIZE),
-    lambda n: _has(n, "embeddings.class_embedding", "pre_layrnorm.weight"),
+    lambda n: has(n, "embeddings.class_embedding", "pre_layrnorm.weight"),
     _CLIP,
     drop=_TEXT,
     prefixes=("vision_model.",),
@@ -210,7 +205,7 @@ HF_SIGLIP = Layout(
     "huggingface",
     "Hugging Face's SigLIP, image tower",
     settings("siglip", pos_resize=_RESIZE),
-    lambda n: _has(n, "head.probe", "embeddings.position_embedding.weight"),
+    lambda n: has(n, "head.probe", "embeddings.position_embedding.weight"),
     _SIGLIP,
     drop=_TEXT,
     prefixes=("vision_model.",),
@@ -232,7 +227,8 @@ _RESAMPLE = {2: "bilinear", 3: "bicubic"}
 
 def read_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Options of the model that shapes do not tell."""
-    config = config.get("vision_config") or config
+    inner = config.get("vision_config")
+    config = inner if isinstance(inner, Mapping) else config
     found: dict[str, Any] = {}
     for ours, theirs in (
         ("num_heads", "num_attention_heads"),
@@ -261,25 +257,40 @@ def read_labels(config: Mapping[str, Any]) -> list[str] | None:
     return None if all(name == f"LABEL_{i}" for i, name in enumerate(ordered)) else ordered
 
 
-def read_preprocessor(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of `Preprocess` from `preprocessor_config.json`."""
+def read_preprocessor(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Options of `Preprocess` from `preprocessor_config.json`, and what could not be taken over."""
     found: dict[str, Any] = {}
+    notes = []
     for ours, theirs in (("mean", "image_mean"), ("std", "image_std")):
         if isinstance(document.get(theirs), list):
             found[ours] = tuple(document[theirs])
-    if document.get("resample") in _RESAMPLE:
-        found["interpolation"] = _RESAMPLE[document["resample"]]
-    size, crop = document.get("size"), document.get("crop_size")
-    size = {"shortest_edge": size} if isinstance(size, int) and document.get("do_center_crop") else size
-    size = {"height": size, "width": size} if isinstance(size, int) else size
-    crop = {"height": crop, "width": crop} if isinstance(crop, int) else crop
-    if isinstance(size, dict) and "height" in size and not document.get("do_center_crop"):
+    if document.get("do_normalize") is False:
+        found |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+    if document.get("do_rescale") is False:
+        notes.append("preprocessor_config.json leaves pixels in 0..255; vitral scales them to 0..1")
+    resample = document.get("resample")
+    if resample in _RESAMPLE:
+        found["interpolation"] = _RESAMPLE[resample]
+    elif resample is not None:
+        found["interpolation"] = "bicubic"
+        notes.append(f"preprocessor_config.json asks for Pillow's filter {resample}; bicubic is used")
+    crops = bool(document.get("do_center_crop"))
+    size, crop = _sides(document.get("size"), shortest=crops), _sides(document.get("crop_size"))
+    if "height" in size and not crops:
         found |= {"img_size": (size["height"], size["width"]), "crop_mode": "squash", "crop_pct": 1.0}
-    elif isinstance(size, dict) and isinstance(crop, dict) and "height" in crop:
-        edge = size.get("shortest_edge", size.get("height", crop["height"]))
-        found |= {"img_size": (crop["height"], crop["width"]), "crop_mode": "center"}
+    elif crops and crop:
+        edge = size.get("shortest_edge") or min(size.get("height", crop["height"]), size.get("width", crop["width"]))
+        found |= {"img_size": (crop["height"], crop["width"])}
+        found["crop_mode"] = "center" if "shortest_edge" in size else "squash_center"
         found["crop_pct"] = min(1.0, min(crop["height"], crop["width"]) / edge)
-    return found
+    return found, notes
+
+
+def _sides(size: Any, shortest: bool = False) -> dict[str, int]:
+    """A size as Hugging Face writes it: a number, or a dictionary of sides."""
+    if isinstance(size, int):
+        return {"shortest_edge": size} if shortest else {"height": size, "width": size}
+    return {key: int(size[key]) for key in ("shortest_edge", "height", "width") if size.get(key)} if size else {}
 
 
 def family_of(c: ViTConfig) -> tuple[Layout, str, str]:
@@ -288,11 +299,13 @@ def family_of(c: ViTConfig) -> tuple[Layout, str, str]:
     square = c.image[0] == c.image[1] and c.patch[0] == c.patch[1]
     cls = c.class_token and c.pos_prefix and c.global_pool in ("cls", "cls_mean", "cls_dist")
     head = bool(c.num_classes)
-    if plain and square and c.pre_norm and cls and c.global_pool == "cls" and not c.reg_tokens and not c.patch_bias:
+    plain = plain and square and (c.act != "swiglu" or c.init_values is not None)
+    tower = plain and c.qkv_bias and not c.reg_tokens and c.init_values is None
+    if tower and c.pre_norm and cls and c.global_pool == "cls" and not c.patch_bias:
         return HF_CLIP, "clip_vision_model", "CLIPVisionModelWithProjection" if head else "CLIPVisionModel"
-    if plain and square and not c.class_token and c.global_pool == "map" and not head and not c.reg_tokens:
+    if tower and not c.class_token and c.global_pool == "map" and not head and not c.pre_norm and c.patch_bias:
         return HF_SIGLIP, "siglip_vision_model", "SiglipVisionModel"
-    if plain and square and cls and not c.pre_norm and c.patch_bias:
+    if plain and cls and not c.pre_norm and c.patch_bias:
         if c.init_values is not None and c.global_pool == ("cls_mean" if head else "cls") and not c.pos_registers:
             layout, kind, name = (
                 (HF_DINOV2_REG, "dinov2_with_registers", "Dinov2WithRegisters")
@@ -301,9 +314,10 @@ def family_of(c: ViTConfig) -> tuple[Layout, str, str]:
             )
             return layout, kind, f"{name}ForImageClassification" if head else f"{name}Model"
         if c.init_values is None and c.reg_tokens == 1 and c.pos_registers:
-            if c.head == "distilled":
+            if (c.global_pool, c.head) == ("cls_dist", "distilled") and head:
                 return HF_DEIT_DISTILLED, "deit", "DeiTForImageClassificationWithTeacher"
-            return HF_DEIT, "deit", "DeiTForImageClassification" if head else "DeiTModel"
+            if (c.global_pool, c.head) == ("cls", "linear"):
+                return HF_DEIT, "deit", "DeiTForImageClassification" if head else "DeiTModel"
         if c.init_values is None and not c.reg_tokens and c.global_pool == "cls" and c.head == "linear":
             return HF_VIT, "vit", "ViTForImageClassification" if head else "ViTModel"
     raise ConfigError(
@@ -375,6 +389,9 @@ def write_preprocessor(c: ViTConfig, p: Preprocess) -> dict[str, Any]:
     if p.crop_mode == "squash":
         return document | {"size": {"height": height, "width": width}, "do_center_crop": False}
     document |= {"do_center_crop": True, "crop_size": {"height": height, "width": width}}
+    if p.crop_mode == "squash_center":
+        sides = {name: int(side / p.crop_pct + 1e-6) for name, side in (("height", height), ("width", width))}
+        return document | {"image_processor_type": "DeiTImageProcessor", "size": sides}
     return document | {
         "image_processor_type": "BitImageProcessor",
         "size": {"shortest_edge": int(min(height, width) / p.crop_pct + 1e-6)},

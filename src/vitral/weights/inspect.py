@@ -48,7 +48,11 @@ def inspect_weights(source: str, family: str | None = None) -> Inspection:
     else:
         found = detect(file, family)
         layout, config = f"{found.layout.about}, told by {found.why}", found.config
-        notes = [*file.notes, *(f"left out: {name} ({why})" for name, why in list(found.plan.dropped.items())[:4])]
+        notes = [
+            *file.notes,
+            *found.notes,
+            *(f"left out: {name} ({why})" for name, why in list(found.plan.dropped.items())[:4]),
+        ]
         values = config.to_dict() | {k: v for k, v in found.preprocess.to_dict().items() if k != "img_size"}
         settings = [(k, v, found.reasons[k]) for k, v in values.items() if k in found.reasons]
         names = found.plan.shapes() | dict.fromkeys(found.plan.unexpected, ())
@@ -64,8 +68,9 @@ def _problem(config: ViTConfig, names: dict[str, tuple[int, ...]]) -> str:
             wanted = {name: tuple(t.shape) for name, t in VisionTransformer(config).state_dict().items()}
     except CheckpointError as error:
         return str(error)
-    for name in wanted.keys() - names.keys() - {"head.bias"}:
-        return f"{name} is missing."
+    for name in wanted:
+        if name not in names and not (name == "head.bias" and config.pre_norm):
+            return f"{name} is missing."
     for name, shape in names.items():
         if name not in wanted:
             return f"{name} has no place in the model."

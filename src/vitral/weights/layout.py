@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitral.errors import CheckpointError
 from vitral.models.zoo import FAMILIES, Family
 
 Names = Mapping[str, "Lazy"]
@@ -49,11 +50,12 @@ def _each(about: str, read: Callable[[Tensor], Tensor], write: Callable[[Tensor]
 
 
 SAME = _each("", lambda t: t, lambda t: t)
-TRANSPOSE = _each("transposed", lambda t: t.T, lambda t: t.T)
+TRANSPOSE = _each("transposed", lambda t: t.t(), lambda t: t.t())
 CONV = _each("HWIO to OIHW", lambda t: t.permute(3, 2, 0, 1), lambda t: t.permute(2, 3, 1, 0))
 ONE_AXIS = _each("one axis more", lambda t: t[None], lambda t: t[0])
 TWO_AXES = _each("two axes more", lambda t: t[None, None], lambda t: t[0, 0])
 FUSE_QKV = Op("q, k, v fused", lambda ts: [torch.cat(list(ts))], lambda ts, heads: ts[0].chunk(3))
+FUSE_GATE = Op("gate and value fused", lambda ts: [torch.cat(list(ts))], lambda ts, heads: ts[0].chunk(2))
 JOIN_ROWS = Op(
     "rows joined", lambda ts: [torch.cat(list(ts), 1)], lambda ts, heads: ts[0].split([1, ts[0].shape[1] - 1], 1)
 )
@@ -64,8 +66,8 @@ SPLIT_POOL = Op(
 )
 HEADS_QKV = Op(
     "heads joined, q, k, v fused",
-    lambda ts: [torch.cat([t.flatten(1).T for t in ts])],
-    lambda ts, heads: [t.T.unflatten(1, (heads, -1)) for t in ts[0].chunk(3)],
+    lambda ts: [torch.cat([t.flatten(1).t() for t in ts])],
+    lambda ts, heads: [t.t().unflatten(1, (heads, -1)) for t in ts[0].chunk(3)],
 )
 HEADS_QKV_BIAS = Op(
     "heads joined, q, k, v fused",
@@ -74,8 +76,8 @@ HEADS_QKV_BIAS = Op(
 )
 HEADS_OUT = Op(
     "heads joined",
-    lambda ts: [ts[0].flatten(0, 1).T],
-    lambda ts, heads: [ts[0].T.unflatten(0, (heads, -1))],
+    lambda ts: [ts[0].flatten(0, 1).t()],
+    lambda ts, heads: [ts[0].t().unflatten(0, (heads, -1))],
 )
 
 
@@ -123,6 +125,22 @@ def settings(family: str, preprocess: Mapping[str, Any] | None = None, **model: 
     return Family(base.about, {**base.model, **model}, {**base.preprocess, **(preprocess or {})})
 
 
+def strip_prefix(names: Names, prefix: str) -> dict[str, Lazy]:
+    """Take a prefix off, wherever it stands; two names that become one are an error, not a loss."""
+    stripped = {name.removeprefix(prefix): tensor for name, tensor in names.items()}
+    if len(stripped) < len(names):
+        twice = next(name for name in names if name.startswith(prefix) and name.removeprefix(prefix) in names)
+        raise CheckpointError(
+            f"the file holds {twice} and {twice.removeprefix(prefix)} too; it is not clear which to take."
+        )
+    return stripped
+
+
+def has(names: Names, *ends: str) -> bool:
+    """Whether each of the ends is a name, or the end of one."""
+    return all(any(name == end or name.endswith(f".{end}") for name in names) for end in ends)
+
+
 @dataclass(frozen=True)
 class Layout:
     """One way in which files name their tensors, and the settings that the weights were trained or are run with."""
@@ -149,7 +167,7 @@ class Layout:
         """Take the prefixes off, wherever they stand."""
         stripped = dict(names if self.prepare is None else self.prepare(names))
         for prefix in self.prefixes:
-            stripped = {name.removeprefix(prefix): tensor for name, tensor in stripped.items()}
+            stripped = strip_prefix(stripped, prefix)
         return stripped
 
 
@@ -167,8 +185,12 @@ class Plan:
         shapes = {}
         for step in self.steps:
             blank = [torch.empty(self.tensors[name].shape, device="meta") for name in step.theirs]
-            for name, made in zip(step.ours, step.op.read(blank), strict=True):
-                shapes[name] = tuple(made.shape)
+            try:
+                made = step.op.read(blank)
+            except (RuntimeError, IndexError, ValueError, TypeError):
+                told = ", ".join(f"{name} {self.tensors[name].shape}" for name in step.theirs)
+                raise CheckpointError(f"these tensors do not fit together as {step.ours[0]}: {told}.") from None
+            shapes |= {name: tuple(tensor.shape) for name, tensor in zip(step.ours, made, strict=True)}
         return shapes
 
     def read(self, step: Rule) -> dict[str, Tensor]:
@@ -180,7 +202,7 @@ class Plan:
 def make_plan(layout: Layout, names: Names) -> Plan:
     """Match the names of a file with the rules of its layout."""
     tensors = layout.strip(names)
-    numbers = (int(n) for name in tensors for n in re.findall(r"[._](\d+)[./]", name))
+    numbers = (int(n) for name in tensors for n in re.findall(r"[._](\d{1,4})[./]", name))
     depth = 1 + min(max(numbers, default=0), MAX_DEPTH)
     steps, used, taken = [], set(), set()
     for step in (expanded for rule in layout.rules for expanded in rule.expand(depth)):

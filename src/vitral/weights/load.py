@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitral.config import ViTConfig
-from vitral.errors import CheckpointError
+from vitral.errors import CheckpointError, ConfigError
 from vitral.models.init import init_weights
 from vitral.models.vit import VisionTransformer
 from vitral.nn.positions import resize_positions
@@ -34,6 +34,7 @@ def load_model(
     img_size: Size | None = None,
     in_chans: int | None = None,
     patch_size: Size | None = None,
+    native_size: Size | None = None,
     family: str | None = None,
     num_heads: int | None = None,
     allow: Sequence[str] = (),
@@ -42,18 +43,24 @@ def load_model(
     """Load a model from a run directory, a published file of weights, a folder of one, or `hf-hub:owner/name`.
 
     The first four adapt it: another number of classes gets a new head, another image size resized positions, other
-    channels and patches resampled patch weights. `family` (a key of `vitral.models.zoo.FAMILIES`) and `num_heads`
-    settle what a file does not tell. Tensors missing or left over are an error unless a pattern in `allow` names them.
-    What was done is in `model.load_report`, and said in a line on stderr unless `quiet`.
+    channels and patches resampled patch weights. `family` (a key of `vitral.models.zoo.FAMILIES`), `num_heads` and
+    `native_size` (of the images it was made for) settle what a file does not tell. Tensors missing or left over are an
+    error unless a pattern in `allow` names them. What was done is in `model.load_report`, and said in a line on stderr
+    unless `quiet`.
     """
     path = fetch(str(source)) if str(source).startswith(HUB) else Path(source)
     if path.is_dir() and is_run(path):
+        if family is not None or num_heads is not None or native_size is not None:
+            raise ConfigError(
+                f"{source} is a run of vitral and tells its family, heads and size itself; leave them out."
+            )
         model = load_run(path)
+        model.load_report = LoadReport(str(source), "a run of vitral", matched=list(model.state_dict()))
         asked = {"num_classes": num_classes, "img_size": img_size, "in_chans": in_chans, "patch_size": patch_size}
         asked = {key: value for key, value in asked.items() if value is not None}
         return _adapt_run(model, path, asked) if asked else model
     file = open_weights(path)
-    found = detect(file, family, img_size, **({} if num_heads is None else {"num_heads": num_heads}))
+    found = detect(file, family, img_size, native_size, **({} if num_heads is None else {"num_heads": num_heads}))
     target = _target(found.config, num_classes, img_size, in_chans, patch_size)
     report = _begin_report(str(source), file, found, target)
     tensors = _read_tensors(found, report)
@@ -98,13 +105,14 @@ def _target(
 
 
 def _begin_report(source: str, file: WeightFile, found: Detected, target: ViTConfig) -> LoadReport:
-    report = LoadReport(source, f"{found.layout.about}, told by {found.why}", notes=list(file.notes))
+    report = LoadReport(source, f"{found.layout.about}, told by {found.why}", notes=[*file.notes, *found.notes])
     report.dropped += list(found.plan.dropped.items())
     report.unexpected += found.plan.unexpected
     for name in _SETTINGS:
         report.settings.append((name, str(getattr(target, name)), found.reasons.get(name, found.layout.about)))
+    preprocess = found.preprocess.for_channels(target.in_chans)
     for name in _PREPROCESSING:
-        report.settings.append((name, str(getattr(found.preprocess, name)), found.reasons[name]))
+        report.settings.append((name, str(getattr(preprocess, name)), found.reasons[name]))
     return report
 
 
@@ -117,9 +125,9 @@ def _read_tensors(found: Detected, report: LoadReport) -> dict[str, Tensor]:
             report.matched += step.ours
         else:
             report.renamed.append((", ".join(step.theirs), ", ".join(step.ours), step.op.about))
-    if found.config.num_classes and "head.weight" in tensors and "head.bias" not in tensors:
+    if found.config.pre_norm and "head.weight" in tensors and "head.bias" not in tensors:
         tensors["head.bias"] = torch.zeros(len(tensors["head.weight"]))
-        report.created.append(("head.bias", "zeros: this projection has no bias"))
+        report.created.append(("head.bias", "zeros: CLIP's projection has no bias"))
     return tensors
 
 
@@ -169,7 +177,8 @@ def _build(
         model = VisionTransformer(config)
     wanted = model.state_dict()
     missing = [name for name in wanted if name not in tensors]
-    fresh = [name for name in missing if name.startswith("head.")] if config.num_classes else []
+    head = [name for name in wanted if name.startswith("head.")]
+    fresh = head if set(head) <= set(missing) else []  # a new head is made whole or not at all
     report.created += [(name, "new, at random: train it") for name in fresh]
     report.missing += [name for name in missing if name not in fresh]
     report.unexpected += [name for name in tensors if name not in wanted]

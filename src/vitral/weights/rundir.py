@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from vitral.config import Preprocess, ViTConfig
 from vitral.errors import CheckpointError
 from vitral.models.vit import VisionTransformer
+from vitral.weights.files import read_json
 
 FORMAT_VERSION = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -47,11 +48,11 @@ class RunConfig:
 
 def is_run(path: Path) -> bool:
     """Whether a folder is a run directory; others have a `config.json` too, but without our format's number."""
-    try:
-        return "format_version" in json.loads((path / CONFIG).read_bytes())
-    except OSError:
+    if not (path / CONFIG).is_file():
         return False
-    except ValueError:  # broken: whose it was is told by what lies beside it
+    try:
+        return "format_version" in read_json(path / CONFIG)
+    except CheckpointError:  # broken: whose it was is told by what lies beside it
         return (path / "metrics.jsonl").exists()
 
 
@@ -65,6 +66,9 @@ def read_run_config(path: Path) -> RunConfig:
         raise CheckpointError(f"{path} is not a run directory: config.json is missing or broken ({error}).") from error
     if version != FORMAT_VERSION:
         raise CheckpointError(f"{path} has format {version}, this vitral reads {FORMAT_VERSION}.")
+    lost = [part for part in ("model", "preprocess") if not isinstance(document.get(part), dict)]
+    if lost or not isinstance(document.get("labels"), list | None):
+        raise CheckpointError(f"{path}: config.json lacks {lost[0] if lost else 'a list of labels'}; it is broken.")
     return RunConfig(document)
 
 

@@ -77,14 +77,15 @@ def _write_vitral(model: VisionTransformer, folder: Path) -> list[str]:
 
 def _write_timm(model: VisionTransformer, target: Path) -> list[str]:
     c, notes = model.config, []
-    if c.stem != "linear" or c.positions != "learned" or c.block != "pre" or c.head not in ("linear", "distilled"):
+    plain = c.stem == "linear" and c.positions == "learned" and c.block == "pre" and c.patch_bias != c.pre_norm
+    if not plain or c.head not in ("linear", "distilled"):
         raise ConfigError(
-            f"timm has no ViT with stem {c.stem}, positions {c.positions}, block {c.block} and head {c.head}; "
-            f"write it as vitral."
+            f"timm has no ViT with stem {c.stem}, positions {c.positions}, block {c.block}, head {c.head}, "
+            f"patch_bias {c.patch_bias} and pre_norm {c.pre_norm}; write it as vitral."
         )
+    document = timm_config(model)
     tensors = _weights(model)
-    folded = c.reg_tokens > 0 and c.pos_prefix and not c.pos_registers
-    if folded:  # timm gives [CLS] no position where there are registers
+    if _folds(c):  # timm gives [CLS] no position where there are registers
         tensors["cls_token"] = tensors["cls_token"] + tensors["pos_embed"][:, :1]
         tensors["pos_embed"] = tensors["pos_embed"][:, 1:]
         notes.append(
@@ -96,19 +97,27 @@ def _write_timm(model: VisionTransformer, target: Path) -> list[str]:
     usual = 1e-5 if c.pre_norm else 1e-6
     if c.norm_eps != usual:
         notes.append(f"timm runs this architecture with a norm epsilon of {usual:g}, not {c.norm_eps:g}")
+    if model.preprocess.crop_mode == "squash_center":
+        notes.append("timm has no resize of both sides before a crop; it will keep the aspect ratio")
     if c.pos_resize != timm.TIMM_RESIZE:
         notes.append("timm resizes positions by antialiased bicubic interpolation, whatever the family")
     if target.suffix == ".safetensors":
+        notes.append("a file alone holds neither the number of heads nor activation, preprocessing and labels")
         target.parent.mkdir(parents=True, exist_ok=True)
         save_tensors(target, tensors)
         return notes
     target.mkdir(parents=True, exist_ok=True)
     save_tensors(target / WEIGHTS, tensors)
-    _write_json(target / CONFIG, timm_config(model, folded))
+    _write_json(target / CONFIG, document)
     return notes
 
 
-def timm_config(model: VisionTransformer, folded: bool) -> dict[str, Any]:
+def _folds(c: ViTConfig) -> bool:
+    """Whether [CLS] has a position that timm keeps no place for."""
+    return c.reg_tokens > 0 and c.pos_prefix and not c.pos_registers
+
+
+def timm_config(model: VisionTransformer) -> dict[str, Any]:
     """timm's `config.json`: an architecture to start from, what differs from it, and the preprocessing."""
     c, p = model.config, model.preprocess
     pools = {"cls": "token", "mean": "avg", "max": "max", "map": "map", "cls_dist": "token"}
@@ -131,7 +140,7 @@ def timm_config(model: VisionTransformer, folded: bool) -> dict[str, Any]:
         arguments |= {
             "class_token": c.class_token,
             "reg_tokens": c.reg_tokens,
-            "no_embed_class": folded or not c.pos_prefix,
+            "no_embed_class": _folds(c) or not c.pos_prefix,
             "pre_norm": c.pre_norm,
             "init_values": c.init_values,
             "global_pool": pools[c.global_pool],
@@ -155,7 +164,7 @@ def timm_config(model: VisionTransformer, folded: bool) -> dict[str, Any]:
             "fixed_input_size": True,
             "interpolation": p.interpolation,
             "crop_pct": p.crop_pct,
-            "crop_mode": p.crop_mode,
+            "crop_mode": p.crop_mode.removeprefix("squash_"),
             "mean": list(p.mean),
             "std": list(p.std),
             "num_classes": c.num_classes,
@@ -182,7 +191,7 @@ def _write_huggingface(model: VisionTransformer, folder: Path) -> list[str]:
         notes.append(f"Hugging Face runs CLIP with {c.act}, as config.json says")
     gated = c.act == "swiglu"
     written = to_layout(tensors, [rule for rule in layout.rules if not (gated and ".mlp.fc" in rule.theirs[0])], c)
-    prefix = {"clip_vision_model": "vision_model."}.get(kind, layout.prefixes[0])
+    prefix = layout.prefixes[0]
     heads = ("classifier.", "cls_classifier.", "distillation_classifier.", "visual_projection.")
     bare = not c.num_classes
     written = {name if bare or name.startswith(heads) else prefix + name: t for name, t in written.items()}
@@ -212,17 +221,23 @@ def _write_google(model: VisionTransformer, target: Path) -> list[str]:
             "Google's layout holds plain ViTs alone ([CLS] with its position, no registers, no LayerScale)."
         )
     layout = google.GOOGLE if c.head == "linear" else google.GOOGLE_PRE_LOGITS
-    arrays = {name: t.float().numpy() for name, t in to_layout(_weights(model), list(layout.rules), c).items()}
+    arrays: dict[str, Any] = {
+        name: t.float().numpy() for name, t in to_layout(_weights(model), list(layout.rules), c).items()
+    }
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.stem}.{os.getpid()}.tmp.npz")
     try:
-        np.savez(temporary, allow_pickle=False, **arrays)
+        np.savez(temporary, **arrays)
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
     notes = []
     if c.act != "gelu_tanh":
         notes.append(f"Google's own code would run these weights with GELU by tanh, this model uses {c.act}")
+    if model.labels:
+        notes.append("Google's layout has no place for labels")
+    if model.preprocess.mean != google.GOOGLE.family.preprocess["mean"]:
+        notes.append(f"Google's layout has no place for preprocessing; this model wants mean {model.preprocess.mean}")
     if c.norm_eps != 1e-6:
         notes.append(f"Google's own code uses a norm epsilon of 1e-6, this model {c.norm_eps:g}")
     return notes

@@ -7,7 +7,7 @@ Touvron et al., 2020, DeiT III: 2022.
 import re
 
 from vitral.config import PositionResize
-from vitral.weights.layout import Layout, Names, Rule, rule, rules, settings
+from vitral.weights.layout import Layout, Names, Rule, has, rule, rules, settings
 
 BODY = [
     "cls_token",
@@ -41,8 +41,9 @@ DINOV2 = rules(
     ("reg_token", "register_tokens"),
     ("blocks.{i}.mlp.fc1.*", "blocks.{i}.mlp.w12.*"),
     ("blocks.{i}.mlp.fc2.*", "blocks.{i}.mlp.w3.*"),
+    ("head.*", "linear_head.*"),
 )
-WRAPPED = ("module.", "_orig_mod.", "backbone.")
+WRAPPED = ("backbone.",)
 DINO_HEADS = {
     r"(head|dino_head|ibot_head)\.(mlp|last_layer)\..*": "projection head of the pretraining",
     r"center": "centre of the pretraining",
@@ -54,10 +55,6 @@ TIMM_RESIZE = PositionResize(mode="bicubic", antialias=True)
 
 def _blocks(names: Names) -> bool:
     return any(re.search(r"(^|\.)blocks\.0\.(\d+\.)?attn\.qkv\.weight$", name) for name in names)
-
-
-def _has(names: Names, *suffixes: str) -> bool:
-    return all(any(name == s or name.endswith(f".{s}") for name in names) for s in suffixes)
 
 
 def _join_chunks(names: Names) -> Names:
@@ -76,23 +73,23 @@ MAE_FULL = _layout(
     "mae",
     "MAE with its decoder",
     "mae",
-    lambda n: _blocks(n) and _has(n, "decoder_embed.weight"),
+    lambda n: _blocks(n) and has(n, "decoder_embed.weight"),
     drop={r"decoder_.*": "decoder of the pretraining", **MASK},
 )
 DEIT_DISTILLED = _layout(
     "deit",
     "DeiT, distilled",
     "deit",
-    lambda n: _blocks(n) and _has(n, "dist_token"),
+    lambda n: _blocks(n) and has(n, "dist_token"),
     DISTILLED,
     fixed={"pos_registers": True, "global_pool": "cls_dist", "head": "distilled"},
 )
-DEIT_III = _layout("deit", "DeiT III", "deit3", lambda n: _blocks(n) and _has(n, "blocks.0.gamma_1"), DEIT3)
+DEIT_III = _layout("deit", "DeiT III", "deit3", lambda n: _blocks(n) and has(n, "blocks.0.gamma_1"), DEIT3)
 DINOV2_REG = _layout(
     "dinov2",
     "DINOv2 with registers",
     "dinov2_reg",
-    lambda n: _blocks(n) and _has(n, "register_tokens"),
+    lambda n: _blocks(n) and has(n, "register_tokens"),
     DINOV2,
     prepare=_join_chunks,
     drop={**MASK, **DINO_HEADS},
@@ -101,7 +98,7 @@ DINOV2_PLAIN = _layout(
     "dinov2",
     "DINOv2",
     "dinov2",
-    lambda n: _blocks(n) and (_has(n, "mask_token") or any(re.search(r"blocks\.\d+\.\d+\.attn", name) for name in n)),
+    lambda n: _blocks(n) and (has(n, "mask_token") or any(re.search(r"blocks\.\d+\.\d+\.attn", name) for name in n)),
     DINOV2,
     prepare=_join_chunks,
     drop={**MASK, **DINO_HEADS},
@@ -109,18 +106,18 @@ DINOV2_PLAIN = _layout(
 OPEN_CLIP_TRUNK = Layout(
     "open_clip",
     "open_clip with a tower of timm's (SigLIP and others)",
-    settings("siglip", pos_resize=TIMM_RESIZE, act="gelu"),
-    lambda n: _has(n, "visual.trunk.patch_embed.proj.weight"),
+    settings("siglip", pos_resize=TIMM_RESIZE),
+    lambda n: has(n, "visual.trunk.patch_embed.proj.weight"),
     [*OURS, *HEAD],
     drop={
         r"text\..*|logit_(scale|bias)|(token|positional)_embedding.*|transformer\..*|ln_final.*|text_projection": (
             "text tower"
         )
     },
-    prefixes=("module.", "visual.trunk."),
+    prefixes=("visual.trunk.",),
 )
 DINO = _layout("dino", "DINO", "dino", _blocks, drop=DINO_HEADS)
 MAE = _layout("mae", "MAE encoder", "mae", _blocks)
-MAE_TUNED = _layout("mae", "MAE, fine-tuned", "mae", lambda n: _blocks(n) and _has(n, "fc_norm.weight"))
+MAE_TUNED = _layout("mae", "MAE, fine-tuned", "mae", lambda n: _blocks(n) and has(n, "fc_norm.weight"))
 DEIT = _layout("deit", "DeiT", "deit", _blocks)
 TIMM = _layout("timm", "timm", "vit", _blocks)

@@ -1,0 +1,138 @@
+"""Which patches speak for an answer: methods that ask the gradient, for a class or any other number of the output.
+
+`attribution`: gradients times attention, propagated through the residuals (Chefer et al., 2021, arXiv:2103.15679).
+`grad_cam`: gradient-weighted patch tokens before the last block (Selvaraju et al., 2017).
+`integrated_gradients`: the gradient along the way from an empty image, on patch tokens (Sundararajan et al., 2017).
+`input_gradients`: the plain gradient by the pixels, to compare with.
+
+Each takes images (B, C, H, W) and gives maps (B, G_h, G_w). The model's mode, gradients and hooks stay as they were.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from vitral.errors import InputError
+from vitral.explanation.attention import Recorder, pool_row, to_maps
+from vitral.explanation.rollout import rollout
+from vitral.models.vit import VisionTransformer
+
+Target = int | Tensor | Callable[[Tensor], Tensor] | None
+"""A class, one per image, a function from outputs (B, ...) to numbers (B), or None for the likeliest class."""
+
+
+def select(outputs: Tensor, target: Target) -> Tensor:
+    """The number (B) that is to be explained."""
+    if callable(target) and not isinstance(target, Tensor):
+        chosen = target(outputs)
+        if chosen.shape != outputs.shape[:1]:
+            raise InputError(f"target must give one number for each image, got shape {tuple(chosen.shape)}.")
+        return chosen
+    if outputs.ndim != 2 or outputs.shape[1] == 0:
+        raise InputError(
+            f"this model's output has shape {tuple(outputs.shape)}; give a target that makes it one number."
+        )
+    wanted = (
+        outputs.argmax(1) if target is None else torch.as_tensor(target, device=outputs.device).expand(len(outputs))
+    )
+    classes = outputs.shape[1]
+    if not ((wanted >= 0) & (wanted < classes)).all():
+        raise InputError(f"target must be a class from 0 to {classes - 1}, got {target}.")
+    return outputs.gather(1, wanted[:, None])[:, 0]
+
+
+@contextmanager
+def left_as_it_was(model: VisionTransformer) -> Iterator[None]:
+    """Run in eval mode with gradients on and frozen weights, and put everything back."""
+    modes = [(module, module.training) for module in model.modules()]
+    wants = [(p, p.requires_grad) for p in model.parameters()]
+    model.eval()
+    for p, _ in wants:
+        p.requires_grad_(False)
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        for p, want in wants:
+            p.requires_grad_(want)
+        for module, training in modes:
+            module.training = training
+
+
+def recorded(model: VisionTransformer, x: Tensor, target: Target) -> tuple[list[Tensor], Tensor, list[Tensor]]:
+    """Rows of the blocks, where pooling reads, and the gradient of the target by the rows."""
+    with left_as_it_was(model):
+        # With frozen weights the graph must begin somewhere: at the tokens.
+        z, _ = model.embed_tokens(x)
+        z = z.detach().requires_grad_()
+        with Recorder() as record:
+            outputs = from_tokens(model, z)
+        grads = torch.autograd.grad(select(outputs, target).sum(), record.rows)
+    blocks, start = pool_row(model, record.rows)
+    return [rows.detach() for rows in blocks], start, [g.detach() for g in grads[: len(blocks)]]
+
+
+def from_tokens(model: VisionTransformer, z: Tensor) -> Tensor:
+    """The model's output for tokens z_0 (B, R + N, D)."""
+    for block in model.blocks:
+        z = block(z)
+    return model.forward_head(model.norm(z))
+
+
+def attribution(model: VisionTransformer, x: Tensor, target: Target = None) -> Tensor:
+    """r <- r + r A_l, A_l = mean over heads of (grad A * A)^+, from the pooled token back to the first block."""
+    blocks, share, grads = recorded(model, x, target)
+    for rows, grad in zip(reversed(blocks), reversed(grads), strict=True):
+        share = share + share @ (grad * rows).clamp(min=0).mean(1)
+    return to_maps(model, share[:, 0], model.grid_of(x))
+
+
+def gradient_rollout(
+    model: VisionTransformer, x: Tensor, target: Target = None, fusion: str = "mean", discard: float = 0.0
+) -> Tensor:
+    """Attention rollout in which each weight counts by how much it speaks for the class."""
+    blocks, start, grads = recorded(model, x, target)
+    return to_maps(model, rollout(blocks, start, fusion, discard, grads), model.grid_of(x))
+
+
+def grad_cam(model: VisionTransformer, x: Tensor, target: Target = None) -> Tensor:
+    """(sum over D of mean_n(dy / dz_n) * z_n)^+ on the patch tokens that the last block receives."""
+    with left_as_it_was(model):
+        z, _ = model.embed_tokens(x)
+        *inner, last = model.blocks
+        for block in inner:
+            z = block(z)
+        z = z.detach().requires_grad_()
+        outputs = model.forward_head(model.norm(last(z)))
+        (grad,) = torch.autograd.grad(select(outputs, target).sum(), z)
+    R = model.prefix_tokens
+    weight = grad[:, R:].mean(1, keepdim=True)  # (B, 1, D)
+    return to_maps(model, (weight * z.detach()).sum(-1).clamp(min=0), model.grid_of(x))
+
+
+def integrated_gradients(model: VisionTransformer, x: Tensor, target: Target = None, steps: int = 32) -> Tensor:
+    """sum over D of (z_n - z'_n) times the mean gradient on the way from z', the tokens of an image of mean colour.
+
+    Over all patches the values add up to the change of the answer from that image to this one.
+    """
+    with left_as_it_was(model):
+        z = model.embed_tokens(x)[0].detach()
+        base = model.embed_tokens(torch.zeros_like(x))[0].detach()
+        chosen = target if target is not None else from_tokens(model, z).argmax(1)
+        total = torch.zeros_like(z)
+        for k in range(steps):
+            point = (base + (k + 0.5) / steps * (z - base)).requires_grad_()
+            (grad,) = torch.autograd.grad(select(from_tokens(model, point), chosen).sum(), point)
+            total += grad / steps
+    return to_maps(model, ((z - base) * total).sum(-1), model.grid_of(x))
+
+
+def input_gradients(model: VisionTransformer, x: Tensor, target: Target = None) -> Tensor:
+    """|dy / dx| summed over the channels and pixels of each patch."""
+    with left_as_it_was(model):
+        pixels = x.detach().clone().requires_grad_()
+        (grad,) = torch.autograd.grad(select(model(pixels), target).sum(), pixels)
+    P_h, P_w = model.config.patch
+    return grad.abs().sum(1).unflatten(2, (-1, P_w)).unflatten(1, (-1, P_h)).sum((2, 4))

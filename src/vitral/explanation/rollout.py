@@ -1,0 +1,42 @@
+"""Attention rollout (Abnar and Zuidema, 2020, arXiv:2005.00928): how much of each patch reaches the pooled token.
+
+Attention of a block with its residual, A' = (A + I) / 2, mixes tokens; the product over the blocks says where the
+pooled token comes from. Row vectors are multiplied from the last block to the first: no product of matrices is made.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from vitral.errors import InputError
+from vitral.explanation.attention import fuse
+
+
+def rollout(
+    blocks: Sequence[Tensor], start: Tensor, fusion: str = "mean", discard: float = 0.0, grads: Sequence[Tensor] = ()
+) -> Tensor:
+    """Rows of the blocks (B, h, q, N) and where pooling reads (B, 1, N) -> the share of every token (B, N).
+
+    `discard` sets that share of the smallest weights of each row to zero. With `grads`, the gradients of a class by the
+    rows, each weight counts by how much it speaks for the class: A = mean_h (grad A * A)^+.
+    """
+    if not 0 <= discard < 1:
+        raise InputError(f"discard must be from 0 to below 1, got {discard}.")
+    share = start
+    for layer in reversed(range(len(blocks))):
+        rows = blocks[layer].detach()
+        A = fuse(rows, fusion) if not grads else (grads[layer] * rows).clamp(min=0).mean(1)
+        A = _without_smallest(A, discard)
+        A = A / A.sum(-1, keepdim=True).clamp(min=1e-12)
+        share = (share + share @ A) / 2  # (A + I) / 2, its rows summing to one
+    return share[:, 0]
+
+
+def _without_smallest(A: Tensor, discard: float) -> Tensor:
+    """Set the smallest weights of each row to zero."""
+    count = int(discard * A.shape[-1])
+    if not count:
+        return A
+    smallest = A.topk(count, dim=-1, largest=False).indices
+    return torch.scatter(A, -1, smallest, 0.0)

@@ -1,0 +1,434 @@
+"""Exact rows, laws of the methods, and a model that is the same before, during and after."""
+
+import json
+import math
+
+import pytest
+import torch
+from PIL import Image
+
+from helpers import difference, images, redraw
+from peers import import_transformers
+from vitral import Predictor, create_model, explain, load_model
+from vitral.cli.main import main
+from vitral.errors import InputError, UnknownNameError
+from vitral.explanation import relevance
+from vitral.explanation.attention import (
+    Recorder,
+    entropy,
+    fuse,
+    mean_distance,
+    patch_token,
+    pool_row,
+    to_maps,
+    top_mass,
+)
+from vitral.explanation.faithfulness import curves
+from vitral.explanation.positions import position_colours, position_similarity, position_table
+from vitral.explanation.rollout import rollout
+from vitral.explanation.tokens import nearest_patches, principal_colours, token_norms
+
+SMALL = {"embed_dim": 48, "depth": 3, "num_heads": 3, "mlp_ratio": 2.0, "img_size": 64, "num_classes": 7}
+FAMILIES = [
+    ("vit_tiny_patch16_224", {}),
+    ("vit_small_patch14_reg4_dinov2", {"img_size": 56, "num_classes": 7}),
+    ("vit_base_patch16_siglip_224", {}),
+    ("vit_tiny_patch16_224", {"global_pool": "mean", "class_token": False}),
+    ("vit_tiny_patch16_224", {"block": "post"}),
+    ("vit_tiny_patch16_224", {"head": "distilled", "global_pool": "cls_dist", "reg_tokens": 1, "pos_registers": True}),
+]
+
+
+def small(name="vit_tiny_patch16_224", **options):
+    return redraw(create_model(name, **{**SMALL, **options}), seed=1)
+
+
+@pytest.fixture
+def model():
+    return small()
+
+
+@pytest.fixture
+def picture(tmp_path):
+    rows = torch.arange(64)[:, None, None] * 4
+    pixels = torch.cat([rows.expand(64, 64, 1), rows.expand(64, 64, 1).transpose(0, 1), rows.expand(64, 64, 1) // 2], 2)
+    Image.fromarray(pixels.to(torch.uint8).numpy()).save(tmp_path / "picture.png")
+    return tmp_path / "picture.png"
+
+
+class TestExactness:
+    transformers = import_transformers()
+
+    @pytest.mark.parametrize(
+        ("kind", "options", "size"),
+        [
+            ("ViT", {"image_size": 64}, (48, 80)),
+            ("Dinov2WithRegisters", {"image_size": 56, "patch_size": 14}, (42, 70)),
+            ("DeiT", {"image_size": 64}, (64, 64)),
+        ],
+    )
+    @torch.no_grad()
+    def test_recorded_rows_are_those_of_transformers(self, tmp_path, kind, options, size):
+        shape = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 3}
+        shape |= {} if kind.startswith("Dino") else {"intermediate_size": 96}
+        config = getattr(self.transformers, f"{kind}Config")(**shape, **options)
+        name = "DeiTForImageClassificationWithTeacher" if kind == "DeiT" else f"{kind}Model"
+        theirs = redraw(getattr(self.transformers, name)._from_config(config, attn_implementation="eager"), seed=1)
+        theirs.save_pretrained(tmp_path)
+        ours = load_model(tmp_path, quiet=True, num_heads=3)
+        x = images(2, 3, *size)
+        call = {} if kind.startswith("Dino") else {"interpolate_pos_encoding": True}
+        reference = theirs(x, output_attentions=True, **call).attentions
+        with Recorder() as record:
+            relevance.from_tokens(ours, ours.embed_tokens(x)[0])
+        for a, b, c in zip(record.rows, reference, ours.attention(x, "all", "all"), strict=True):
+            assert difference(a, b) <= 1e-5
+            assert difference(c, b) <= 1e-5
+            assert (a.sum(-1) - 1).abs().max() <= 1e-6
+
+    @pytest.mark.parametrize(("name", "options"), FAMILIES)
+    def test_the_model_is_the_same_before_during_and_after(self, name, options):
+        model = small(name, **options).train()
+        model.blocks[1].eval()
+        model.cls_token is None or model.cls_token.requires_grad_(False)
+        x = images(1, 3, *model.config.image)
+        model.eval()
+        before = model(x)
+        model.train()
+        model.blocks[1].eval()
+        state = {k: v.clone() for k, v in model.state_dict().items()}
+        modes = [m.training for m in model.modules()]
+        wants = [p.requires_grad for p in model.parameters()]
+        for method in (
+            relevance.attribution,
+            relevance.gradient_rollout,
+            relevance.grad_cam,
+            relevance.integrated_gradients,
+            relevance.input_gradients,
+        ):
+            maps = method(model, x)
+            assert maps.shape == (1, *model.config.grid)
+            assert maps.isfinite().all()
+        assert [m.training for m in model.modules()] == modes
+        assert [p.requires_grad for p in model.parameters()] == wants
+        assert all(p.grad is None for p in model.parameters())
+        assert all(torch.equal(v, model.state_dict()[k]) for k, v in state.items())
+        model.eval()
+        assert torch.equal(model(x), before)
+
+    def test_a_recorder_in_one_place_leaves_others_alone(self, model):
+        from threading import Thread
+
+        x, results = images(1, 3, 64, 64), []
+        before = model(x)
+        with Recorder() as record:
+            thread = Thread(target=lambda: results.append(model(x)))
+            thread.start()
+            thread.join()
+            assert record.rows == []
+        assert torch.equal(results[0], before)
+
+
+class TestReading:
+    def test_patch_at_a_pixel(self, model):
+        assert patch_token(model, (64, 64), 0, 0) == 1
+        assert patch_token(model, (64, 64), 63, 63) == 16
+        assert patch_token(model, (64, 64), 17, 0) == 2
+        assert patch_token(model, (48, 80), 16, 16) == 1 + 5 + 1
+        with pytest.raises(InputError, match=r"the patch at 64,0 lies outside the image of 64 x 64 pixels"):
+            patch_token(model, (64, 64), 64, 0)
+
+    def test_fusion_entropy_and_distance(self, model):
+        rows = torch.zeros(1, 3, 17, 17)
+        rows[0, 0] = 1 / 17  # everywhere alike
+        rows[0, 1] = torch.eye(17)  # at itself
+        rows[0, 2, :, 1] = 1  # at the first patch
+        assert entropy(rows)[0, 0] == pytest.approx([math.log(17)] * 17)
+        assert entropy(rows)[0, 1].abs().max() == 0
+        far = mean_distance(model, rows, (4, 4))[0]
+        assert far[1] == 0
+        places = [math.hypot(16 * r, 16 * c) for r in range(4) for c in range(4)]
+        assert far[2] == pytest.approx(sum(places) / 16)
+        assert fuse(rows, "max")[0, 5, 1] == 1
+        assert fuse(rows, "min")[0, 5, 1] == 0
+        with pytest.raises(UnknownNameError, match="unknown fusion of heads 'median'; did you mean mean or min"):
+            fuse(rows, "median")
+
+    def test_top_mass(self):
+        map_ = torch.tensor([[0.5, 0.1], [0.3, 0.1]])
+        assert top_mass(map_, 0.5).tolist() == [[True, False], [False, False]]
+        assert top_mass(map_, 0.6).tolist() == [[True, False], [True, False]]
+        assert top_mass(map_, 1.0).all()
+        with pytest.raises(InputError, match="share must be above 0"):
+            top_mass(map_, 0)
+
+    def test_positions(self, model):
+        table = position_table(model)
+        assert torch.equal(table, model.pos_embed[0, 1:])
+        similar = position_similarity(model)
+        assert similar.shape == (16, 4, 4)
+        for i in (0, 7):
+            assert similar[i].flatten()[i] == pytest.approx(1, abs=1e-5)
+            cosine = torch.cosine_similarity(table[i], table[3], dim=0)
+            assert similar[i].flatten()[3] == pytest.approx(cosine.item(), abs=1e-5)
+        assert position_colours(model).shape == (3, 4, 4)
+        with pytest.raises(InputError, match="this model has no positions"):
+            position_table(small(positions="none"))
+
+    def test_principal_colours_find_planted_directions(self):
+        maps = torch.zeros(1, 5, 6, 6)
+        maps[0, 1] = 9 * torch.arange(6)[None].expand(6, 6)  # the strongest runs from left to right
+        maps[0, 3] = 3 * torch.arange(6)[:, None].expand(6, 6)
+        maps[0, 4, 0, 0] = 0.5
+        colours = principal_colours(maps)[0]
+        red, green = colours[0], colours[1]
+        assert (red.diff(dim=1) >= -1e-6).all()
+        assert red[:, 0].max() < 0.05
+        assert red[:, -1].min() > 0.95
+        assert (green.diff(dim=0) >= -1e-6).all()
+        with pytest.raises(InputError, match="three components"):
+            principal_colours(torch.zeros(1, 2, 4, 4))
+
+    @torch.no_grad()
+    def test_norms_and_neighbours(self, model):
+        x = images(1, 3, 64, 64)
+        norms = token_norms(model, x)
+        assert norms.shape == (1, 3, 4, 4)
+        expected = model.intermediate(x, [1], norm=False)[0].norm(dim=1)
+        assert difference(norms[:, 1], expected) < 1e-6
+        places, cosine = nearest_patches(model, x, x)
+        assert places.tolist() == [[r, c] for r in range(4) for c in range(4)]
+        assert cosine.min() > 0.999
+
+
+class TestMethods:
+    @torch.no_grad()
+    def test_rollout_is_the_product_of_matrices(self, model):
+        x = images(2, 3, 64, 64)
+        rows = model.attention(x, "all", "all")
+        start = torch.zeros(2, 1, 17)
+        start[..., 0] = 1
+        product = torch.eye(17).expand(2, 17, 17)
+        for A in rows:
+            product = (A.mean(1) + torch.eye(17)) / 2 @ product
+        assert difference(rollout(rows, start), product[:, 0]) < 1e-6
+        assert (rollout(rows, start).sum(1) - 1).abs().max() < 1e-5
+        with pytest.raises(InputError, match="discard must be from 0 to below 1"):
+            rollout(rows, start, discard=1.0)
+
+    def test_discarding_keeps_the_largest(self):
+        rows = torch.tensor([[[[0.1, 0.2, 0.3, 0.4]] * 4]])
+        start = torch.tensor([[[1.0, 0, 0, 0]]])
+        share = rollout([rows], start, discard=0.5)[0]
+        assert share.tolist() == pytest.approx([0.5, 0, 0.5 * 3 / 7, 0.5 * 4 / 7])
+
+    def test_attribution_is_the_literal_recursion(self, model):
+        x = images(1, 3, 64, 64)
+        blocks, start, grads = relevance.recorded(model, x, 3)
+        R = torch.eye(17)[None]
+        for A, G in zip(blocks, grads, strict=True):
+            R = R + (G * A).clamp(min=0).mean(1) @ R
+        expected = to_maps(model, R[:, 0], (4, 4))
+        assert difference(relevance.attribution(model, x, 3), expected) < 1e-5
+        assert start[0, 0].tolist() == [1.0] + [0.0] * 16
+
+    def test_gradients_of_rows_are_right(self, model):
+        """Against finite differences on one attention weight."""
+        model, x = model.double(), images(1, 3, 64, 64).double()
+        _, _, grads = relevance.recorded(model, x, 2)
+        step, layer, at = 1e-6, 1, (0, 1, 3, 5)
+
+        class Nudged(Recorder):
+            def __torch_function__(self, func, types, args=(), kwargs=None):
+                if func is not torch.nn.functional.scaled_dot_product_attention:
+                    return func(*args, **(kwargs or {}))
+                from vitral.nn.attention import softmax_rows
+
+                rows = softmax_rows(args[0], args[1], None)
+                if len(self.rows) == layer:
+                    rows = rows.clone()
+                    rows[at] += step
+                self.rows.append(rows)
+                return rows @ args[2]
+
+        with torch.no_grad():
+            z = model.embed_tokens(x)[0]
+            with Nudged():
+                moved = relevance.from_tokens(model, z)[0, 2]
+            rest = relevance.from_tokens(model, z)[0, 2]
+        assert ((moved - rest) / step).item() == pytest.approx(grads[layer][at].item(), rel=1e-4)
+
+    @pytest.mark.parametrize(("name", "options"), FAMILIES[:4])
+    @torch.no_grad()
+    def test_integrated_gradients_add_up(self, name, options):
+        model = small(name, **options)
+        x = 0.3 * images(1, 3, *model.config.image)
+        maps = relevance.integrated_gradients(model, x, 1, steps=200)
+        z, base = model.embed_tokens(x)[0], model.embed_tokens(torch.zeros_like(x))[0]
+        change = (relevance.from_tokens(model, z) - relevance.from_tokens(model, base))[0, 1]
+        assert maps.sum().item() == pytest.approx(change.item(), rel=0.02, abs=1e-3)
+
+    def test_input_gradients_are_the_gradient(self, model):
+        x = images(1, 3, 64, 64).requires_grad_()
+        model(x)[0, 4].backward()
+        grad = x.grad.abs().sum(1)[0]
+        expected = torch.stack(
+            [grad[16 * r : 16 * r + 16, 16 * c : 16 * c + 16].sum() for r in range(4) for c in range(4)]
+        )
+        assert difference(relevance.input_gradients(model, x.detach(), 4).flatten(), expected) < 1e-5
+
+    def test_any_number_of_the_output_can_be_the_target(self, model):
+        x = images(2, 3, 64, 64)
+        first = relevance.attribution(model, x, lambda y: y[:, 2])
+        assert torch.equal(first, relevance.attribution(model, x, 2))
+        assert torch.equal(relevance.attribution(model, x), relevance.attribution(model, x, model(x).argmax(1)))
+        spread = relevance.attribution(model, x, lambda y: y.var(1))
+        assert difference(spread, first) > 0.01
+        with pytest.raises(InputError, match=r"target must give one number for each image, got shape \(2, 7\)"):
+            relevance.attribution(model, x, lambda y: y)
+        with pytest.raises(InputError, match="target must be a class from 0 to 6, got 7"):
+            relevance.attribution(model, x, 7)
+
+    def test_where_pooling_reads(self):
+        for (name, options), expected in zip(FAMILIES[:4], ("cls", "cls", "map", "mean"), strict=True):
+            model = small(name, **options)
+            with torch.no_grad(), Recorder() as record:
+                relevance.from_tokens(model, model.embed_tokens(images(1, 3, *model.config.image))[0])
+            blocks, start = pool_row(model, record.rows)
+            assert len(blocks) == 3
+            assert start.sum().item() == pytest.approx(1, abs=1e-5)
+            assert (start[0, 0, 0] == 1) == (expected == "cls")
+
+
+class TestFaithfulness:
+    def test_a_planted_patch_is_found_by_the_curves(self, model):
+        """A model that answers by one patch alone: the true map drops at once, the reversed one last."""
+
+        class OnePatch(torch.nn.Module):
+            config, training, grid_of = model.config, False, staticmethod(model.grid_of)
+
+            def forward(self, x):
+                seen = x[:, :, 16:32, 32:48].mean((1, 2, 3)) * 20
+                return torch.stack([seen, torch.zeros_like(seen)], 1)
+
+        x = torch.ones(1, 3, 64, 64)
+        truth = torch.zeros(1, 4, 4)
+        truth[0, 1, 2] = 1
+        good, bad = (curves(OnePatch(), x, map_, torch.tensor([0]), steps=16) for map_ in (truth, -truth))
+        assert good.deletion[0, 0] > 0.99
+        assert good.deletion[0, 1] == pytest.approx(0.5)
+        assert good.insertion[0, 1] > 0.99
+        assert bad.deletion[0, -2] > 0.99
+        assert good.deletion_auc < 0.55 < 0.9 < bad.deletion_auc
+        assert good.insertion_auc > 0.9 > 0.55 > bad.insertion_auc
+        with pytest.raises(InputError, match=r"maps must be \(1, 4, 4\) for these images, got \(1, 3, 4\)"):
+            curves(OnePatch(), x, truth[:, :3], torch.tensor([0]))
+
+
+class TestExplain:
+    @pytest.mark.parametrize("method", ["attention", "rollout", "relevance", "gradcam", "positions", "tokens"])
+    @pytest.mark.parametrize(("name", "options"), FAMILIES)
+    def test_every_method_on_every_family(self, tmp_path, picture, name, options, method):
+        model = small(name, **options)
+        made = explain(model, picture, method, interactive=True)
+        assert made.grid == model.config.grid
+        assert made.maps.isfinite().all()
+        assert len(made.titles) == (1 if method == "tokens" else len(made.maps))
+        if method == "attention":
+            made.save(tmp_path / "x.png")
+            made.save(tmp_path / "x.html")
+            with Image.open(tmp_path / "x.png") as shown:
+                assert shown.size[0] > 300
+
+    def test_layer_head_and_patch(self, model, picture):
+        predictor = Predictor(model)
+        x = (predictor.prepare(picture)[None].float() / 255 - 0.5) / 0.5
+        (rows,) = model.attention(x, [1], [1 + 4 * 2 + 3])
+        made = explain(predictor, picture, layer=1, head=2, patch=(50, 33))
+        assert torch.allclose(made.maps[0], rows[0, 2, 0, 1:].view(4, 4))
+        assert made.titles == ["head 2"]
+
+    def test_an_oblong_image_keeps_its_shape(self, tmp_path, picture):
+        model = small(img_size=(32, 96))
+        made = explain(model, picture, "rollout")
+        assert made.grid == (2, 6)
+        made.save(tmp_path / "x.svg")
+        with Image.open(made.save(tmp_path / "x.png")) as shown:
+            assert shown.size[0] > 1.5 * shown.size[1]
+
+    def test_the_overlay_lies_on_the_patches_to_the_pixel(self, model, picture):
+        figure = explain(model, picture, "rollout").figure()
+        photo, map_ = figure.axes[1].images
+        assert photo.get_extent() == map_.get_extent() == [-0.5, 63.5, 63.5, -0.5]
+        assert map_.get_array().shape == (4, 4)
+
+    def test_scores(self, model, picture):
+        scores = explain(model, picture, "relevance", score=True).scores
+        assert set(scores) == {
+            f"{n}: {k}" for n in ("map", "input gradients", "chance") for k in ("deletion", "insertion")
+        }
+        assert all(0 <= v <= 1 for v in scores.values())
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"layer": 3}, "layers must be 'all' or a list of block numbers from -3 to 2"),
+            ({"head": 3}, "head must be from -3 to 2, got 3"),
+            ({"patch": (64, 3)}, "lies outside the image of 64 x 64 pixels"),
+            ({"method": "relevance", "target": 7}, "target must be a class from 0 to 6, got 7"),
+            ({"method": "relevance", "target": "zebra"}, "unknown class 'zebra'"),
+            ({"method": "atention"}, "unknown method 'atention'; did you mean attention"),
+        ],
+    )
+    def test_mistakes_are_one_sentence(self, model, picture, options, message):
+        with pytest.raises((InputError, UnknownNameError), match=message):
+            explain(model, picture, **options)
+
+    def test_pages_and_pictures_only(self, tmp_path, model, picture):
+        made = explain(model, picture)
+        with pytest.raises(InputError, match=r"should end in .png, .svg, .pdf, .jpg or .html"):
+            made.save(tmp_path / "x.gif")
+        with pytest.raises(InputError, match="interactive=True"):
+            made.save(tmp_path / "x.html")
+
+
+class TestVerb:
+    @pytest.fixture
+    def run(self, tmp_path, model):
+        from vitral import save_model
+
+        model.labels = ["ant", "bee", "cat", "dog", "eel", "fox", "gnu"]
+        save_model(model, tmp_path / "run", "vitral")
+        return tmp_path / "run"
+
+    def test_a_picture_a_page_and_numbers(self, tmp_path, run, picture, capsys, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        assert main(["explain", str(run), str(picture)]) == 0
+        assert (tmp_path / "picture-attention.png").exists()
+        assert (
+            main(["explain", str(run), str(picture), "--out", "p.html", "--method", "relevance", "--class", "fox"]) == 0
+        )
+        assert "fox" in (tmp_path / "p.html").read_text()
+        capsys.readouterr()
+        args = ["--method", "gradcam", "--score", "--json", "--out", str(tmp_path / "many")]
+        assert main(["explain", str(run), str(picture), str(picture), *args]) == 0
+        (first, _) = json.loads(capsys.readouterr().out)
+        assert first["grid"] == [4, 4]
+        assert first["titles"] == ["Grad-CAM", "integrated gradients", "input gradients"]
+        assert (tmp_path / "many" / "picture-gradcam.png").exists()
+        assert main(["explain", str(run), str(picture), "--score", "--method", "rollout"]) == 0
+        assert "insertion (more is better)" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("args", "message"),
+        [
+            (["--patch", "3"], "--patch must be two whole numbers X,Y, got '3'"),
+            (["--layer", "9"], "layers must be"),
+            (["--head", "9"], "head must be"),
+        ],
+    )
+    def test_mistakes(self, run, picture, capsys, args, message):
+        assert main(["explain", str(run), str(picture), *args]) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert message in said
