@@ -259,9 +259,27 @@ class TestHuggingFace:
         assert "\n" not in str(error.value)
 
 
+def test_scenes_are_what_they_say():
+    from vitral.data.sources.scenes import make_scenes
+
+    data, boxes = make_scenes(train=20, test=5)
+    again, _ = make_scenes(train=20, test=5)
+    assert torch.equal(data.images.pixels, again.images.pixels)
+    assert not torch.equal(make_scenes(20, 5, seed=1)[0].images.pixels, data.images.pixels)
+    assert {part: len(v) for part, v in data.splits.items()} == {"train": 20, "test": 5}
+    pixels = data.images.pixels[:, 0].float()
+    for image, (x, y, w, h) in zip(pixels, boxes.tolist(), strict=True):
+        assert 0 <= x <= 32 - w
+        assert 0 <= y <= 32 - h
+        assert 11 <= w == h <= 15
+        assert image[y : y + h, x : x + w].max() > 200  # the digit's strokes
+    assert data.targets.min() >= 0
+    assert data.classes == [str(i) for i in range(10)]
+
+
 def test_what_is_not_there_is_said_with_what_could_be():
     with pytest.raises(
-        DataError, match=r"nowhere does not exist; give a folder of class folders.*digits, fashion-mnist"
+        DataError, match=r"nowhere does not exist; give a folder of class folders.*digits, scenes, fashion-mnist"
     ):
         open_data("nowhere")
 

@@ -7,6 +7,12 @@ import jupytext
 import nbclient
 import pytest
 
+# Pictures and words that each must give; photographs and real weights may be missing, and then there are fewer.
+EXPECTED = {
+    "vit_step_by_step": (6, ("4.00 3.54 3.54 3.08", "0.841471", "(1, 197, 768)", "86,567,656", "616,225", "17.564")),
+    "equations_to_pictures": (4, ("4.00 3.54 3.54 3.08", "(1, 4, 16)", "test accuracy after 8 epochs")),
+    "what_a_head_looks_at": (6, ("sum to 1.0000", "16x24")),
+}
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.py"))
 
 
@@ -22,10 +28,11 @@ def test_a_notebook_runs_as_a_script_and_draws_what_it_says(path, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     said = [line.split("picture: ")[1] for line in done.stdout.splitlines() if "picture: " in line]
-    assert len(said) == 6
+    count, goldens = EXPECTED[path.stem]
+    assert len(said) == count
     for picture in said:
         assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
-    for golden in ("4.00 3.54 3.54 3.08", "0.841471", "(1, 197, 768)", "86,567,656", "616,225", "17.564"):
+    for golden in goldens:
         assert golden in done.stdout
 
 
@@ -36,4 +43,4 @@ def test_a_notebook_runs_as_a_notebook(path, tmp_path):
     assert sum(cell.cell_type == "code" for cell in notebook.cells) > 8
     nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     pictures = [o for c in notebook.cells for o in c.get("outputs", []) if "image/png" in o.get("data", {})]
-    assert len(pictures) == 6
+    assert len(pictures) == EXPECTED[path.stem][0]

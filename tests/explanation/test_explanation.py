@@ -105,6 +105,7 @@ class TestExactness:
             relevance.grad_cam,
             relevance.integrated_gradients,
             relevance.input_gradients,
+            relevance.occlusion,
         ):
             maps = method(model, x)
             assert maps.shape == (1, *model.config.grid)
@@ -220,7 +221,7 @@ class TestMethods:
         rows = torch.tensor([[[[0.1, 0.2, 0.3, 0.4]] * 4]])
         start = torch.tensor([[[1.0, 0, 0, 0]]])
         share = rollout([rows], start, discard=0.5)[0]
-        assert share.tolist() == pytest.approx([0.5, 0, 0.5 * 3 / 7, 0.5 * 4 / 7])
+        assert share.tolist() == pytest.approx([1 / 1.7, 0, 0.3 / 1.7, 0.4 / 1.7])
 
     def test_attribution_is_the_literal_recursion(self, model):
         x = images(1, 3, 64, 64)
@@ -268,6 +269,19 @@ class TestMethods:
         change = (relevance.from_tokens(model, z) - relevance.from_tokens(model, base))[0, 1]
         assert maps.sum().item() == pytest.approx(change.item(), rel=0.02, abs=1e-3)
 
+    @torch.no_grad()
+    def test_occlusion_is_the_fall_of_the_answer(self, model):
+        x = images(2, 3, 64, 64)
+        maps = relevance.occlusion(model, x, 4, batch=5)
+        painted = x[1:].clone()
+        painted[:, :, 32:48, 16:32] = x[1].mean((1, 2))[:, None, None]
+        fall = model(x[1:]).log_softmax(1)[0, 4] - model(painted).log_softmax(1)[0, 4]
+        assert maps[1, 2, 1].item() == pytest.approx(fall.item(), abs=1e-5)
+        most = relevance.occlusion(model, x)
+        assert difference(most[:1], relevance.occlusion(model, x[:1], int(model(x[:1]).argmax()))) < 1e-4
+        spread = relevance.occlusion(model, x, lambda y: y.var(1))
+        assert spread.shape == (2, 4, 4)
+
     def test_input_gradients_are_the_gradient(self, model):
         x = images(1, 3, 64, 64).requires_grad_()
         model(x)[0, 4].backward()
@@ -308,25 +322,28 @@ class TestFaithfulness:
             config, training, grid_of = model.config, False, staticmethod(model.grid_of)
 
             def forward(self, x):
-                seen = x[:, :, 16:32, 32:48].mean((1, 2, 3)) * 20
+                seen = x[:, :, 16:32, 32:48].mean((1, 2, 3)) * 8
                 return torch.stack([seen, torch.zeros_like(seen)], 1)
 
-        x = torch.ones(1, 3, 64, 64)
+        x = torch.zeros(1, 3, 64, 64)
+        x[:, :, 16:32, 32:48] = 1
         truth = torch.zeros(1, 4, 4)
         truth[0, 1, 2] = 1
         good, bad = (curves(OnePatch(), x, map_, torch.tensor([0]), steps=16) for map_ in (truth, -truth))
         assert good.deletion[0, 0] > 0.99
-        assert good.deletion[0, 1] == pytest.approx(0.5)
-        assert good.insertion[0, 1] > 0.99
+        assert good.deletion[0, 1] < 0.8  # painted over with the mean, 1/16
+        assert good.insertion[0, 0] < 0.99 < good.insertion[0, 1]
         assert bad.deletion[0, -2] > 0.99
-        assert good.deletion_auc < 0.55 < 0.9 < bad.deletion_auc
-        assert good.insertion_auc > 0.9 > 0.55 > bad.insertion_auc
+        assert good.deletion_auc < 0.8 < 0.95 < bad.deletion_auc
+        assert good.insertion_auc > bad.insertion_auc
         with pytest.raises(InputError, match=r"maps must be \(1, 4, 4\) for these images, got \(1, 3, 4\)"):
             curves(OnePatch(), x, truth[:, :3], torch.tensor([0]))
 
 
 class TestExplain:
-    @pytest.mark.parametrize("method", ["attention", "rollout", "relevance", "gradcam", "positions", "tokens"])
+    @pytest.mark.parametrize(
+        "method", ["attention", "rollout", "relevance", "gradcam", "occlusion", "positions", "tokens"]
+    )
     @pytest.mark.parametrize(("name", "options"), FAMILIES)
     def test_every_method_on_every_family(self, tmp_path, picture, name, options, method):
         model = small(name, **options)

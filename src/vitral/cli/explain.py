@@ -23,7 +23,7 @@ class Options:
     """A run directory, a file of weights, its folder, or hf-hub:owner/name."""
     images: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGE...")]
     """Images to explain."""
-    method: Literal["attention", "rollout", "relevance", "gradcam", "positions", "tokens"] = "attention"
+    method: Literal["attention", "rollout", "relevance", "gradcam", "occlusion", "positions", "tokens"] = "attention"
     """What to show."""
     layer: int | None = None
     """Block, from 0, or from the end below 0; the last by default."""

@@ -147,6 +147,7 @@ METHODS: dict[str, Callable[[Question], Maps]] = {
         ("integrated gradients", relevance.integrated_gradients),
         ("input gradients", relevance.input_gradients),
     ),
+    "occlusion": _by(("occlusion", relevance.occlusion)),
     "positions": _positions,
     "tokens": _tokens,
 }
@@ -164,7 +165,7 @@ def explain(
     score: bool = False,
     interactive: bool = False,
 ) -> Explanation:
-    """Show what a model looks at in an image: attention, rollout, relevance, gradcam, positions or tokens.
+    """Show what a model looks at: attention, rollout, relevance, gradcam, occlusion, positions or tokens.
 
     `layer` and `head` choose for attention and tokens; `patch` (x, y in pixels of the prepared image) asks where that
     patch looks; `target` is a class (name or number), or a function of the output, for the methods with gradients.

@@ -71,6 +71,19 @@ def as_picture(image: Tensor) -> np.ndarray:
     return image.expand(3, -1, -1).permute(1, 2, 0).numpy() if image.shape[0] == 1 else image.permute(1, 2, 0).numpy()
 
 
+def blended(image: Tensor, map_: Tensor, alpha: float = 0.55) -> Image.Image:
+    """An image with one map laid over it, as a picture of at least 112 pixels a side."""
+    H, W = image.shape[1:]
+    factor = max(1, -(-112 // min(H, W)))
+    photo = np.kron(as_picture(image), np.ones((factor, factor, 1), np.uint8)).astype(float)
+    low, high = float(map_.min()), float(map_.max())
+    cells = ((map_ - low) / max(high - low, 1e-12)).numpy()
+    rows = np.arange(H * factor) * cells.shape[0] // (H * factor)
+    columns = np.arange(W * factor) * cells.shape[1] // (W * factor)
+    colours = 255 * matplotlib.colormaps[COLOURS](cells[rows][:, columns])[..., :3]
+    return Image.fromarray(((1 - alpha) * photo + alpha * colours).round().astype(np.uint8))
+
+
 def _draw_colours(e: Explanation) -> Figure:
     H, W = e.image.shape[1:]
     figure = Figure(figsize=(6, 3 * H / W + 0.5), layout="constrained")

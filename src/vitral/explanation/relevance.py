@@ -3,6 +3,7 @@
 `attribution`: gradients times attention, propagated through the residuals (Chefer et al., 2021, arXiv:2103.15679).
 `grad_cam`: gradient-weighted patch tokens before the last block (Selvaraju et al., 2017).
 `integrated_gradients`: the gradient along the way from an empty image, on patch tokens (Sundararajan et al., 2017).
+`occlusion`: how much the answer falls when a patch is painted over; no gradient, one forward pass for each patch.
 `input_gradients`: the plain gradient by the pixels, to compare with.
 
 Each takes images (B, C, H, W) and gives maps (B, G_h, G_w). The model's mode, gradients and hooks stay as they were.
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from vitral.errors import InputError
 from vitral.explanation.attention import Recorder, pool_row, to_maps
+from vitral.explanation.faithfulness import mean_colour, painted
 from vitral.explanation.rollout import rollout
 from vitral.models.vit import VisionTransformer
 
@@ -127,6 +129,28 @@ def integrated_gradients(model: VisionTransformer, x: Tensor, target: Target = N
             (grad,) = torch.autograd.grad(select(from_tokens(model, point), chosen).sum(), point)
             total += grad / steps
     return to_maps(model, ((z - base) * total).sum(-1), model.grid_of(x))
+
+
+def occlusion(model: VisionTransformer, x: Tensor, target: Target = None, batch: int = 64) -> Tensor:
+    """The fall of the target when each patch in turn takes the image's mean colour; of a class, the fall of log p."""
+
+    def answer(images: Tensor, wanted: Target) -> Tensor:
+        outputs = model(images)
+        return select(outputs if callable(wanted) else outputs.log_softmax(1), wanted)
+
+    grid, maps = model.grid_of(x), []
+    N = grid[0] * grid[1]
+    with left_as_it_was(model), torch.no_grad():
+        wanted = model(x).argmax(1) if target is None else target
+        for i in range(len(x)):
+            one, own = x[i : i + 1], wanted[i : i + 1] if isinstance(wanted, Tensor) and wanted.ndim else wanted
+            whole, fallen = answer(one, own), []
+            for kept in (~torch.eye(N, dtype=torch.bool, device=x.device)).split(batch):
+                many = one.expand(len(kept), -1, -1, -1)
+                each = own.expand(len(kept)) if isinstance(own, Tensor) else own
+                fallen.append(whole - answer(painted(model, many, kept, mean_colour(many)), each))
+            maps.append(torch.cat(fallen))
+    return torch.stack(maps).unflatten(1, grid)
 
 
 def input_gradients(model: VisionTransformer, x: Tensor, target: Target = None) -> Tensor:

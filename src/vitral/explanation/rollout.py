@@ -28,8 +28,8 @@ def rollout(
         rows = blocks[layer].detach()
         A = fuse(rows, fusion) if not grads else (grads[layer] * rows).clamp(min=0).mean(1)
         A = _without_smallest(A, discard)
-        A = A / A.sum(-1, keepdim=True).clamp(min=1e-12)
-        share = (share + share @ A) / 2  # (A + I) / 2, its rows summing to one
+        share = share / (1 + A.sum(-1))[:, None]
+        share = share + share @ A  # A + I, its rows divided by their sum: (A + I) / 2 where nothing is weighted
     return share[:, 0]
 
 

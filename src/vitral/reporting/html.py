@@ -14,6 +14,10 @@ from torch import Tensor
 from vitral.config import ViTConfig
 from vitral.data.images import AtLeast
 from vitral.data.sources.base import Data
+from vitral.data.transforms import decode_size
+from vitral.explanation.explain import explain
+from vitral.explanation.figures import blended
+from vitral.inference.predictor import Predictor
 from vitral.models.cost import model_cost
 from vitral.reporting.charts import confusion_matrix, line_chart, reliability_chart
 from vitral.weights.atomic import write_atomically
@@ -46,18 +50,24 @@ code { font-size: .88rem; overflow-wrap: anywhere }
 
 
 def write_report(run: Path, data: Data) -> Path:
-    """Write report.html from what lies in the run directory, with pictures from the data."""
+    """Write report.html from what lies in the run directory, with pictures from the data and what is seen in them."""
     document = read_run_config(run).document
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     evaluation = load_file(run / "evaluation.safetensors")
     part = "test" if "test" in document["metrics"] else "val"
     path = run / "report.html"
-    write_atomically(path, _page(document, lines, evaluation, data, part).encode())
+    looks = _looks(run, evaluation, document, data, part)
+    write_atomically(path, _page(document, lines, evaluation, data, part, looks).encode())
     return path
 
 
 def _page(
-    document: dict[str, Any], lines: list[dict[str, Any]], evaluation: dict[str, Tensor], data: Data, part: str
+    document: dict[str, Any],
+    lines: list[dict[str, Any]],
+    evaluation: dict[str, Tensor],
+    data: Data,
+    part: str,
+    looks: str,
 ) -> str:
     title = f"{document['model_name']} on {document['data']['name']}"
     sections = [_summary(document), _curves(lines)]
@@ -67,6 +77,7 @@ def _page(
             _section("Calibration", reliability_chart(metrics["calibration"]) + _calibration_note(document, part)),
             _section("By class", _class_table(metrics["by_class"])),
             _section("Confusion", confusion_matrix(metrics["confusion"], document["labels"]), wide=True),
+            _section("What it looks at", looks, wide=True),
             _section("Most confident mistakes", _mistakes(evaluation, document, data, part), wide=True),
         ]
     sections.append(_section("How it was made", _making(document), wide=True))
@@ -150,9 +161,33 @@ def _mistakes(evaluation: dict[str, Tensor], document: dict[str, Any], data: Dat
     return f'<div class="shots">{"".join(figures)}</div>'
 
 
+def _looks(run: Path, evaluation: dict[str, Tensor], document: dict[str, Any], data: Data, part: str) -> str:
+    """The first image of each class, with the patches that speak for the answer."""
+    if f"{part}.targets" not in evaluation:
+        return ""
+    predictor, figures, shown = Predictor(run), [], set()
+    for i, label in enumerate(evaluation[f"{part}.targets"].tolist()):
+        if label in shown or len(shown) == 8:
+            continue
+        shown.add(label)
+        index = int(evaluation[f"{part}.indices"][i])
+        pixels = data.images.read(index, predictor.mode, decode_size(predictor.preprocess))
+        made = explain(predictor, pixels, "relevance")
+        name = html.escape(made.about)
+        figures.append(
+            f'<figure><img src="{_data_url(blended(made.image, made.maps[0]))}" alt="{name}">'
+            f"<figcaption>{name}<br>is {html.escape(document['labels'][label])}</figcaption></figure>"
+        )
+    note = "Patches that speak for the answer: gradient times attention, bright for much. vitral explain shows more."
+    return f'<div class="shots">{"".join(figures)}</div><p class="soft">{note}</p>'
+
+
 def _picture(pixels: Tensor) -> str:
     """A thumbnail as a data URL."""
-    image = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+    return _data_url(Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()))
+
+
+def _data_url(image: Image.Image) -> str:
     image.thumbnail((112, 112))
     buffer = io.BytesIO()
     image.save(buffer, "PNG")

@@ -8,6 +8,7 @@ from vitral.data.sources.digits import load_digits
 from vitral.data.sources.folder import load_folder
 from vitral.data.sources.hf import HUB, is_hf_folder, load_hf
 from vitral.data.sources.idx import is_idx_folder, load_idx
+from vitral.data.sources.scenes import make_scenes
 from vitral.data.sources.table import load_table
 from vitral.errors import DataError
 
@@ -24,6 +25,8 @@ def open_data(source: str | Path, image_column: str | None = None, label_column:
     name, path = str(source), Path(source)
     if name == "digits":
         return load_digits()
+    if name == "scenes":
+        return make_scenes()[0]
     if name.startswith(HUB):
         return load_hf(name, image_column, label_column)
     if name in PLACES and not path.exists():
@@ -34,7 +37,7 @@ def open_data(source: str | Path, image_column: str | None = None, label_column:
             raise DataError(f"{name} was not found in {', '.join(PLACES[name])}; give the path of its folder instead.")
         path = found
     if not path.exists():
-        known = ", ".join(["digits", *PLACES])
+        known = ", ".join(["digits", "scenes", *PLACES])
         raise DataError(
             f"{name} does not exist; give a folder of class folders, a CSV or Parquet file, "
             f"hf-hub:owner/name, or one of {known}."
