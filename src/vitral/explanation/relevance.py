@@ -1,7 +1,8 @@
 """Which patches speak for an answer: methods that ask the gradient, for a class or any other number of the output.
 
 `attribution`: gradients times attention, propagated through the residuals (Chefer et al., 2021, arXiv:2103.15679).
-`grad_cam`: gradient-weighted patch tokens before the last block (Selvaraju et al., 2017).
+`grad_cam`: patch tokens before the last block times their gradient (Grad-CAM, Selvaraju et al., 2017, without its mean
+over places: Draelos and Carin, 2020, arXiv:2011.08891).
 `integrated_gradients`: the gradient along the way from an empty image, on patch tokens (Sundararajan et al., 2017).
 `occlusion`: how much the answer falls when a patch is painted over; no gradient, one forward pass for each patch.
 `input_gradients`: the plain gradient by the pixels, to compare with.
@@ -100,7 +101,7 @@ def gradient_rollout(
 
 
 def grad_cam(model: VisionTransformer, x: Tensor, target: Target = None) -> Tensor:
-    """(sum over D of mean_n(dy / dz_n) * z_n)^+ on the patch tokens that the last block receives."""
+    """(sum over D of dy / dz_n * z_n)^+ on the patch tokens that the last block receives."""
     with left_as_it_was(model):
         z, _ = model.embed_tokens(x)
         *inner, last = model.blocks
@@ -109,9 +110,7 @@ def grad_cam(model: VisionTransformer, x: Tensor, target: Target = None) -> Tens
         z = z.detach().requires_grad_()
         outputs = model.forward_head(model.norm(last(z)))
         (grad,) = torch.autograd.grad(select(outputs, target).sum(), z)
-    R = model.prefix_tokens
-    weight = grad[:, R:].mean(1, keepdim=True)  # (B, 1, D)
-    return to_maps(model, (weight * z.detach()).sum(-1).clamp(min=0), model.grid_of(x))
+    return to_maps(model, (grad * z.detach()).sum(-1).clamp(min=0), model.grid_of(x))
 
 
 def integrated_gradients(model: VisionTransformer, x: Tensor, target: Target = None, steps: int = 32) -> Tensor:

@@ -106,9 +106,11 @@ def detect(
 def find_layout(file: WeightFile, family: str | None = None) -> tuple[Layout, str]:
     """The layout of a file, and what told it."""
     names = file.tensors
+    lines = "\n".join(names)
     for pattern, what in FOREIGN:
-        if found := next((name for name in names if re.search(pattern, name)), None):
-            raise CheckpointError(f"{file.path} is not a plain ViT: it looks like {what} (tensor {found}).")
+        if found := re.search(pattern, lines, re.MULTILINE):
+            name = lines[: found.end()].rpartition("\n")[2] + lines[found.end() :].partition("\n")[0]
+            raise CheckpointError(f"{file.path} is not a plain ViT: it looks like {what} (tensor {name}).")
     layout, why = next(((each, "its tensor names") for each in LAYOUTS if each.matches(names)), (None, ""))
     architecture = file.config.get("architecture")
     if layout is None and timm.TIMM.matches(names):

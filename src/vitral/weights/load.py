@@ -1,5 +1,6 @@
 """`load_model`: any published file, or a run of our own, to a model that gives the numbers of the original."""
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -140,7 +141,7 @@ def _checked(report: LoadReport, name: str, tensor: Tensor) -> Tensor:
         report.notes += [note] * (note not in report.notes)
         tensor = tensor.float()
     # A sum is one quick look; every number is looked at only if it fails.
-    if not tensor.sum().isfinite() and not tensor.isfinite().all():
+    if not math.isfinite(tensor.sum()) and not tensor.isfinite().all():
         raise CheckpointError(f"{report.source}: {name} holds NaN or infinite numbers; the file is damaged.")
     return tensor
 
