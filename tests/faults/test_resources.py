@@ -35,7 +35,8 @@ def test_a_full_disk_keeps_the_last_checkpoint_and_the_run_goes_on_from_it(tmp_p
     whole = vitral.train("digits", out=tmp_path / "whole", **QUICK)
     out = tmp_path / "full"
     command = [sys.executable, "-c", TRAIN_UNDER_A_LIMIT, str(out), "200000"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    env = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}  # as in this process, for the same bits
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     last = done.stderr.strip().splitlines()[-1]

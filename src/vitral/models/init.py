@@ -16,7 +16,9 @@ def init_weights(model: nn.Module, seed: int | None = None, zero_head: bool = Fa
     normal of 1e-6. `zero_head` starts the classifier at 0, which fine-tuning likes: the first outputs are then even.
     """
     device = next(model.parameters()).device
-    generator = None if seed is None or device.type == "meta" else torch.Generator(device).manual_seed(seed)
+    if device.type == "meta":  # shapes without numbers
+        return
+    generator = None if seed is None else torch.Generator(device).manual_seed(seed)
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.trunc_normal_(module.weight, std=0.02, generator=generator)
