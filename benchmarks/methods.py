@@ -6,17 +6,8 @@ import torch
 from torch import Tensor
 
 from vitral.explanation import relevance
-from vitral.explanation.attention import Recorder, pool_row, to_maps
-from vitral.explanation.rollout import rollout
+from vitral.explanation.attention import to_maps
 from vitral.models.vit import VisionTransformer
-
-
-def plain_rollout(model: VisionTransformer, x: Tensor, target: Tensor) -> Tensor:
-    """Attention rollout, which knows no class."""
-    with torch.no_grad(), Recorder() as record:
-        relevance.from_tokens(model, model.embed_tokens(x)[0])
-    blocks, start = pool_row(model, record.rows)
-    return to_maps(model, rollout(blocks, start), model.grid_of(x))
 
 
 def last_attention(model: VisionTransformer, x: Tensor, target: Tensor) -> Tensor:
@@ -36,7 +27,7 @@ METHODS: dict[str, Callable[[VisionTransformer, Tensor, Tensor], Tensor]] = {
     "Grad-CAM": relevance.grad_cam,
     "integrated gradients": relevance.integrated_gradients,
     "occlusion": relevance.occlusion,
-    "rollout": plain_rollout,
+    "rollout": relevance.attention_rollout,
     "attention of the last block": last_attention,
     "input gradients": relevance.input_gradients,
     "chance": chance,

@@ -26,6 +26,8 @@ Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Select = Literal["last", "best"]
 
+HUB = "hf-hub:"
+"""Before the name of a model or data set of the Hugging Face hub."""
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 # What timm calls things, for the error that a timm user would otherwise puzzle over.

@@ -11,6 +11,7 @@ from helpers import difference, images, redraw
 from peers import import_transformers
 from vitral import Predictor, create_model, explain, load_model
 from vitral.cli.main import main
+from vitral.data.transforms import normalize
 from vitral.errors import InputError, UnknownNameError
 from vitral.explanation import relevance
 from vitral.explanation.attention import (
@@ -212,32 +213,38 @@ class TestMethods:
         product = torch.eye(17).expand(2, 17, 17)
         for A in rows:
             product = (A.mean(1) + torch.eye(17)) / 2 @ product
-        assert difference(rollout(rows, start), product[:, 0]) < 1e-6
-        assert (rollout(rows, start).sum(1) - 1).abs().max() < 1e-5
+        share = rollout([A.mean(1) for A in rows], start)
+        assert difference(share, product[:, 0]) < 1e-6
+        assert (share.sum(1) - 1).abs().max() < 1e-5
+        assert difference(relevance.attention_rollout(model, x), product[:, 0, 1:].unflatten(1, (4, 4))) < 1e-5
         with pytest.raises(InputError, match="discard must be from 0 to below 1"):
-            rollout(rows, start, discard=1.0)
+            relevance.attention_rollout(model, x, discard=1.0)
 
     def test_discarding_keeps_the_largest(self):
-        rows = torch.tensor([[[[0.1, 0.2, 0.3, 0.4]] * 4]])
+        rows = torch.tensor([[[0.1, 0.2, 0.3, 0.4]] * 4])
         start = torch.tensor([[[1.0, 0, 0, 0]]])
         share = rollout([rows], start, discard=0.5)[0]
         assert share.tolist() == pytest.approx([1 / 1.7, 0, 0.3 / 1.7, 0.4 / 1.7])
 
     def test_attribution_is_the_literal_recursion(self, model):
         x = images(1, 3, 64, 64)
-        blocks, start, grads = relevance.recorded(model, x, 3)
+        z = model.embed_tokens(x)[0]
+        with Recorder() as record:
+            answer = relevance.from_tokens(model, z)[0, 3]
+        grads = torch.autograd.grad(answer, record.rows)
         R = torch.eye(17)[None]
-        for A, G in zip(blocks, grads, strict=True):
+        for A, G in zip(record.rows, grads, strict=True):
             R = R + (G * A).clamp(min=0).mean(1) @ R
         expected = to_maps(model, R[:, 0], (4, 4))
         assert difference(relevance.attribution(model, x, 3), expected) < 1e-5
-        assert start[0, 0].tolist() == [1.0] + [0.0] * 16
 
     def test_gradients_of_rows_are_right(self, model):
         """Against finite differences on one attention weight."""
         model, x = model.double(), images(1, 3, 64, 64).double()
-        _, _, grads = relevance.recorded(model, x, 2)
         step, layer, at = 1e-6, 1, (0, 1, 3, 5)
+        with Recorder() as record:
+            answer = relevance.from_tokens(model, model.embed_tokens(x)[0])[0, 2]
+        grads = torch.autograd.grad(answer, record.rows)
 
         class Nudged(Recorder):
             def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -357,6 +364,20 @@ class TestExplain:
             with Image.open(tmp_path / "x.png") as shown:
                 assert shown.size[0] > 300
 
+    @pytest.mark.parametrize(("name", "options"), FAMILIES)
+    def test_the_rows_of_the_page_are_the_models(self, picture, name, options):
+        model = small(name, **options, **({} if "img_size" in options else {"img_size": (32, 96)}))
+        predictor = Predictor(model)
+        made = explain(predictor, picture, "positions", interactive=True)
+        p = predictor.preprocess
+        x = normalize(predictor.prepare(picture)[None], p)
+        (rows,) = model.attention(x, [1], "all")
+        R, cls = model.prefix_tokens, model.cls_token is not None
+        assert made.rows.shape == (3, 3, cls + rows.shape[-1] - R, rows.shape[-1] - R)
+        expected = rows[0, :, R + 2, R:]
+        shown = made.rows[1, :, cls + 2].float() / 255 * expected.amax(1, keepdim=True)
+        assert (shown - expected).abs().max() <= expected.max() / 255
+
     def test_layer_head_and_patch(self, model, picture):
         predictor = Predictor(model)
         x = (predictor.prepare(picture)[None].float() / 255 - 0.5) / 0.5
@@ -393,6 +414,8 @@ class TestExplain:
             ({"head": 3}, "head must be from -3 to 2, got 3"),
             ({"patch": (64, 3)}, "lies outside the image of 64 x 64 pixels"),
             ({"method": "relevance", "target": 7}, "target must be a class from 0 to 6, got 7"),
+            ({"target": 99}, "target must be a class from 0 to 6, got 99"),
+            ({"method": "relevance", "target": lambda y: y[:, 0], "score": True}, "a score needs a class to ask for"),
             ({"method": "relevance", "target": "zebra"}, "unknown class 'zebra'"),
             ({"method": "atention"}, "unknown method 'atention'; did you mean attention"),
         ],

@@ -38,8 +38,7 @@ def main() -> None:
     with processes(torch.device("cpu")) as who:
         loader = TrainLoader(data, model.preprocess, augment, 136, 0, False, 0, who.rank, who.world)
         save = (lambda checkpoint: save_checkpoint(folder, checkpoint)) if who.first else (lambda checkpoint: None)
-        stopped = lambda: lines[-1]["step"] == stop  # noqa: E731
-        hooks = Hooks(lines.append, None, save, lambda: None, lambda text: None, stopped)
+        hooks = Hooks(lines.append, None, save, lambda: None, lambda text: None, stop=lambda: lines[-1]["step"] == stop)
         task, cpu, found = Classify(data.classes, 0.1), torch.device("cpu"), load_newest(folder)[0]
         with contextlib.suppress(KeyboardInterrupt):
             fit(model, task, loader, model.preprocess, config, hooks, who, cpu, None, found)

@@ -21,6 +21,8 @@ class Options:
     """Folder to write; a file that ends in .npz for google."""
     to: Literal["vitral", "timm", "huggingface", "google"] = "vitral"
     """Layout to write."""
+    num_heads: int | None = None
+    """Attention heads, where the file does not tell and the usual number is wrong."""
     family: str | None = None
     """Settings to assume where the file leaves them open, such as dino or deit."""
     num_classes: int | None = None
@@ -41,6 +43,7 @@ def run(options: Options) -> None:
         num_classes=options.num_classes,
         img_size=options.img_size,
         family=options.family,
+        num_heads=options.num_heads,
         quiet=True,
     )
     notes = save_model(model, options.target, options.to)

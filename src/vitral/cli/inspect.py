@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from vitral.cli.output import human, print_json, print_table
-from vitral.config import PositionResize
+from vitral.config import HUB, PositionResize
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,8 @@ class Options:
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]
     """A file of weights, its folder, or hf-hub:owner/name."""
+    num_heads: int | None = None
+    """Attention heads, where the file does not tell and the usual number is wrong."""
     family: str | None = None
     """Settings to assume where the file leaves them open, such as dino or deit; vitral models lists families."""
     tensors: bool = False
@@ -33,11 +35,11 @@ def run(options: Options) -> None:
     """Print what the file is."""
     from vitral.weights.inspect import inspect_weights
 
-    found = inspect_weights(options.source, options.family)
+    found = inspect_weights(options.source, options.family, options.num_heads)
     if options.json:
         print_json(found.to_dict())
         return
-    name = Path(options.source).name if not options.source.startswith("hf-hub:") else options.source
+    name = Path(options.source).name if not options.source.startswith(HUB) else options.source
     size = f"{len(found.tensors)} tensors, {human(found.params)} parameters, {human(found.bytes, 'B')}"
     rows = [[option, _plain(value), reason] for option, value, reason in found.settings]
     print_table(f"{name}: {found.layout} ({size})", ["option", "value", "from"], rows)

@@ -11,10 +11,9 @@ from torch import Tensor
 from vitral.data.transforms import normalize
 from vitral.errors import InputError, unknown_name
 from vitral.explanation import relevance
-from vitral.explanation.attention import Recorder, check_head, patch_token, pool_row, to_maps
+from vitral.explanation.attention import FUSIONS, Recorder, check_head, patch_token, to_maps
 from vitral.explanation.faithfulness import Curves, curves
 from vitral.explanation.positions import position_similarity
-from vitral.explanation.rollout import rollout
 from vitral.explanation.tokens import principal_colours
 from vitral.inference.predictor import ImageLike, Predictor
 from vitral.models.vit import VisionTransformer
@@ -38,7 +37,7 @@ class Explanation:
     """What was explained, for the caption."""
     colours: bool = False
     rows: Tensor | None = None
-    """Every attention row as uint8 (L, h, N, N), scaled to its largest: what the interactive page shows."""
+    """Every attention row as uint8 (L, h, queries, N), scaled to its largest: what the interactive page shows."""
     scores: dict[str, float] = field(default_factory=dict)
     """Areas under the deletion and insertion curves, if they were asked for."""
 
@@ -111,12 +110,8 @@ def _pooled_rows(q: Question) -> Tensor:
 
 
 def _rollout(q: Question) -> Maps:
-    with torch.no_grad(), relevance.left_as_it_was(q.model), torch.no_grad(), Recorder() as record:
-        relevance.from_tokens(q.model, q.model.embed_tokens(q.x)[0])
-    blocks, start = pool_row(q.model, record.rows)
-    kinds = ("mean", "max", "min")
-    maps = [to_maps(q.model, rollout(blocks, start, kind), q.model.grid_of(q.x))[0] for kind in kinds]
-    return torch.stack(maps), [f"rollout, {kind} of heads" for kind in kinds]
+    maps = torch.cat([relevance.attention_rollout(q.model, q.x, fusion=fusion) for fusion in FUSIONS])
+    return maps, [f"rollout, {fusion} of heads" for fusion in FUSIONS]
 
 
 def _by(*methods: tuple[str, Callable[..., Tensor]]) -> Callable[[Question], Maps]:
@@ -189,13 +184,15 @@ def explain(
 
 
 def _class_number(predictor: Predictor, target: Any) -> Any:
-    if not isinstance(target, str):
-        return target
-    if target in predictor.labels:
-        return predictor.labels.index(target)
-    if target.isdigit():
-        return int(target)
-    raise unknown_name("class", target, predictor.labels)
+    """A class by its number; a function of the output stays what it is."""
+    if isinstance(target, str):
+        if target not in predictor.labels and not target.isdigit():
+            raise unknown_name("class", target, predictor.labels)
+        target = predictor.labels.index(target) if target in predictor.labels else int(target)
+    classes = predictor.model.config.num_classes
+    if isinstance(target, int) and not 0 <= target < classes:
+        raise InputError(f"target must be a class from 0 to {classes - 1}, got {target}.")
+    return target
 
 
 def _caption(predictor: Predictor, x: Tensor, method: str, target: Any) -> str:
@@ -208,10 +205,11 @@ def _caption(predictor: Predictor, x: Tensor, method: str, target: Any) -> str:
 
 def _scores(q: Question, maps: Tensor) -> dict[str, float]:
     """How faithful the first map is, beside input gradients and chance."""
-    if not q.model.config.num_classes or maps.shape[-2:] != q.model.grid_of(q.x):
-        raise InputError("a score needs a model with classes and a map over the patches of the image.")
+    classes = q.model.config.num_classes and not callable(q.target)
+    if not classes or maps.shape[-2:] != q.model.grid_of(q.x):
+        raise InputError("a score needs a class to ask for, and a map over the patches of the image.")
     with torch.no_grad():
-        target = q.model(q.x).argmax(1) if q.target is None else torch.tensor([q.target])
+        target = q.model(q.x).argmax(1) if q.target is None else torch.as_tensor(q.target).view(1)
     chance = torch.rand(maps[:1].shape, generator=torch.Generator().manual_seed(0))
     rivals = {"map": maps[:1], "input gradients": relevance.input_gradients(q.model, q.x, target), "chance": chance}
     found: dict[str, float] = {}
@@ -226,15 +224,17 @@ LARGEST_PAGE = 16 * 2**20
 
 
 def _all_rows(model: VisionTransformer, x: Tensor) -> Tensor:
-    """Attention of every patch, and of [CLS], in every layer and head as uint8; heads averaged if it would be vast."""
-    R, kept = model.prefix_tokens, []
-    count = model.config.depth * model.config.num_heads * (x.shape[2] // model.config.patch[0]) ** 2
-    first = 0 if model.cls_token is not None else R
+    """Attention of [CLS], if there is one, and of every patch, in every layer and head as uint8 (L, h, queries, N).
+
+    Heads are averaged where it would be vast.
+    """
+    R, (G_h, G_w) = model.prefix_tokens, model.grid_of(x)
+    asked = torch.tensor([0] * (model.cls_token is not None) + list(range(R, R + G_h * G_w)))
+    vast = model.config.depth * model.config.num_heads * len(asked) * G_h * G_w > LARGEST_PAGE
+    kept = []
     with torch.no_grad():
-        for layer in range(model.config.depth):
-            rows = model.attention(x, [layer], "all")[0][0]  # (h, R + N, R + N)
-            rows = torch.cat([rows[:, first : first + (R > 0)], rows[:, R:]], 1)[..., R:]
-            if count * rows.shape[-1] > LARGEST_PAGE:
-                rows = rows.mean(0, keepdim=True)
+        for block, z in zip(model.blocks, model.states(model.embed_tokens(x)[0]), strict=False):
+            rows = block.attention_rows(z, asked)[0, ..., R:]  # (h, queries, N)  # pyright: ignore
+            rows = rows.mean(0, keepdim=True) if vast else rows
             kept.append((255 * rows / rows.amax(-1, keepdim=True).clamp(min=1e-12)).round().to(torch.uint8).cpu())
     return torch.stack(kept)

@@ -144,13 +144,14 @@ def save_page(e: Explanation, path: Path) -> Path:
     buffer = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(as_picture(e.image))).save(buffer, "PNG")
     layers, heads, queries, _ = e.rows.shape
+    height, width = e.image.shape[1:]
     map_ = e.maps[0] if not e.colours and e.method not in ("attention", "positions") else None
     facts = {
         "image": "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode(),
-        "height": e.image.shape[1],
-        "width": e.image.shape[2],
-        "rows": e.rows.shape[3] // e.grid[1] if e.method == "positions" else e.grid[0],
-        "columns": e.grid[1],
+        "height": height,
+        "width": width,
+        "rows": height // e.patch[0],
+        "columns": width // e.patch[1],
         "layers": layers,
         "heads": heads,
         "queries": queries,

@@ -1,6 +1,7 @@
 """Which patches speak for an answer: methods that ask the gradient, for a class or any other number of the output.
 
 `attribution`: gradients times attention, propagated through the residuals (Chefer et al., 2021, arXiv:2103.15679).
+`gradient_rollout`, `attention_rollout`: attention multiplied through the blocks, weighted by the gradient or as it is.
 `grad_cam`: patch tokens before the last block times their gradient (Grad-CAM, Selvaraju et al., 2017, without its mean
 over places: Draelos and Carin, 2020, arXiv:2011.08891).
 `integrated_gradients`: the gradient along the way from an empty image, on patch tokens (Sundararajan et al., 2017).
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vitral.errors import InputError
-from vitral.explanation.attention import Recorder, pool_row, to_maps
+from vitral.explanation.attention import Recorder, fuse, pool_row, to_maps
 from vitral.explanation.faithfulness import mean_colour, painted
 from vitral.explanation.rollout import rollout
 from vitral.models.vit import VisionTransformer
@@ -64,17 +65,19 @@ def left_as_it_was(model: VisionTransformer) -> Iterator[None]:
             module.training = training
 
 
-def recorded(model: VisionTransformer, x: Tensor, target: Target) -> tuple[list[Tensor], Tensor, list[Tensor]]:
-    """Rows of the blocks, where pooling reads, and the gradient of the target by the rows."""
+def recorded(model: VisionTransformer, x: Tensor, target: Target) -> tuple[list[Tensor], Tensor]:
+    """How much each weight of attention speaks for the target, (grad A * A)^+ with the mean of heads, (B, N, N) for
+    each block; and where pooling reads.
+    """
     with left_as_it_was(model):
         # With frozen weights the graph must begin somewhere: at the tokens.
-        z, _ = model.embed_tokens(x)
-        z = z.detach().requires_grad_()
+        z = model.embed_tokens(x)[0].detach().requires_grad_()
         with Recorder() as record:
             outputs = from_tokens(model, z)
         grads = torch.autograd.grad(select(outputs, target).sum(), record.rows)
     blocks, start = pool_row(model, record.rows)
-    return [rows.detach() for rows in blocks], start, [g.detach() for g in grads[: len(blocks)]]
+    speaks = [(grad * rows.detach()).clamp(min=0).mean(1) for rows, grad in zip(blocks, grads, strict=False)]
+    return speaks, start
 
 
 def from_tokens(model: VisionTransformer, z: Tensor) -> Tensor:
@@ -86,18 +89,25 @@ def from_tokens(model: VisionTransformer, z: Tensor) -> Tensor:
 
 def attribution(model: VisionTransformer, x: Tensor, target: Target = None) -> Tensor:
     """r <- r + r A_l, A_l = mean over heads of (grad A * A)^+, from the pooled token back to the first block."""
-    blocks, share, grads = recorded(model, x, target)
-    for rows, grad in zip(reversed(blocks), reversed(grads), strict=True):
-        share = share + share @ (grad * rows).clamp(min=0).mean(1)
+    speaks, share = recorded(model, x, target)
+    for A in reversed(speaks):
+        share = share + share @ A
     return to_maps(model, share[:, 0], model.grid_of(x))
 
 
-def gradient_rollout(
+def gradient_rollout(model: VisionTransformer, x: Tensor, target: Target = None, discard: float = 0.0) -> Tensor:
+    """Attention rollout in which each weight counts by how much it speaks for the class."""
+    return to_maps(model, rollout(*recorded(model, x, target), discard), model.grid_of(x))
+
+
+def attention_rollout(
     model: VisionTransformer, x: Tensor, target: Target = None, fusion: str = "mean", discard: float = 0.0
 ) -> Tensor:
-    """Attention rollout in which each weight counts by how much it speaks for the class."""
-    blocks, start, grads = recorded(model, x, target)
-    return to_maps(model, rollout(blocks, start, fusion, discard, grads), model.grid_of(x))
+    """Attention rollout, heads fused by mean, max or min. It knows no class, and takes a target like its fellows."""
+    with left_as_it_was(model), torch.no_grad(), Recorder() as record:
+        from_tokens(model, model.embed_tokens(x)[0])
+    blocks, start = pool_row(model, record.rows)
+    return to_maps(model, rollout([fuse(rows, fusion) for rows in blocks], start, discard), model.grid_of(x))
 
 
 def grad_cam(model: VisionTransformer, x: Tensor, target: Target = None) -> Tensor:

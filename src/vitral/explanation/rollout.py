@@ -10,26 +10,20 @@ import torch
 from torch import Tensor
 
 from vitral.errors import InputError
-from vitral.explanation.attention import fuse
 
 
-def rollout(
-    blocks: Sequence[Tensor], start: Tensor, fusion: str = "mean", discard: float = 0.0, grads: Sequence[Tensor] = ()
-) -> Tensor:
-    """Rows of the blocks (B, h, q, N) and where pooling reads (B, 1, N) -> the share of every token (B, N).
+def rollout(mixing: Sequence[Tensor], start: Tensor, discard: float = 0.0) -> Tensor:
+    """How blocks mix tokens (B, N, N), the first to the last, and where pooling reads (B, 1, N) -> shares (B, N).
 
-    `discard` sets that share of the smallest weights of each row to zero. With `grads`, the gradients of a class by the
-    rows, each weight counts by how much it speaks for the class: A = mean_h (grad A * A)^+.
+    `discard` sets that share of the smallest weights of each row to zero.
     """
     if not 0 <= discard < 1:
         raise InputError(f"discard must be from 0 to below 1, got {discard}.")
     share = start
-    for layer in reversed(range(len(blocks))):
-        rows = blocks[layer].detach()
-        A = fuse(rows, fusion) if not grads else (grads[layer] * rows).clamp(min=0).mean(1)
+    for A in reversed(mixing):
         A = _without_smallest(A, discard)
         share = share / (1 + A.sum(-1))[:, None]
-        share = share + share @ A  # A + I, its rows divided by their sum: (A + I) / 2 where nothing is weighted
+        share = share + share @ A  # A + I, its rows divided by their sum: (A + I) / 2 where they sum to 1
     return share[:, 0]
 
 

@@ -1,9 +1,12 @@
 """CLIP's image tower as OpenAI and open_clip name it (Radford et al., 2021)."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from vitral.weights import layout as ops
-from vitral.weights.layout import Layout, has, rule, rules, settings
+from vitral.weights.layout import Known, Layout, has, rule, rules, settings
+from vitral.weights.timm import read_preprocess
 
 _BLOCK = "transformer.resblocks.{i}"
 
@@ -42,3 +45,16 @@ OPENAI = replace(
     family=settings("clip_quickgelu"),
     matches=lambda n: OPEN_CLIP.matches(n) and has(n, "input_resolution"),
 )
+
+
+def read_config(document: Mapping[str, Any]) -> Known:
+    """`open_clip_config.json`."""
+    cfg, images = document.get("model_cfg") or {}, document.get("preprocess_cfg") or {}
+    vision = cfg.get("vision_cfg") or {}
+    model: dict[str, Any] = {"act": "quick_gelu"} if cfg.get("quick_gelu") else {}
+    if vision.get("width") and vision.get("head_width"):
+        model["num_heads"] = int(vision["width"]) // int(vision["head_width"])
+    preprocess = read_preprocess(images)
+    if images.get("resize_mode") == "squash":
+        preprocess["crop_mode"] = "squash"
+    return Known(model, vision.get("image_size"), preprocess)

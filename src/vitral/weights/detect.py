@@ -4,20 +4,17 @@ The first layout that matches is it. What the shapes leave open (heads, activati
 comes from `config.json` where there is one, and else from what is known of the family; the report says which.
 """
 
-import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vitral.config import Preprocess, ViTConfig
-from vitral.errors import CheckpointError, VitralError, unknown_name
-from vitral.models.zoo import FAMILIES, MODELS, SIZES, Family
+from vitral.errors import CheckpointError, unknown_name
+from vitral.models.zoo import FAMILIES, MODELS
 from vitral.weights import clip, google, huggingface, timm, torchvision
 from vitral.weights.files import WeightFile
-from vitral.weights.layout import Layout, Names, Plan, has, make_plan, settings
-
-Shapes = Mapping[str, tuple[int, ...]]
+from vitral.weights.infer import infer
+from vitral.weights.layout import Known, Layout, Names, Plan, has, make_plan, settings
 
 # In the order in which they are tried: the more particular first. Swin and DETR will have their place here.
 LAYOUTS: list[Layout] = [
@@ -74,6 +71,11 @@ class Detected:
     notes: list[str]
     """What could not be taken over as it is."""
 
+    @property
+    def told(self) -> str:
+        """Whose file it is, and what told it."""
+        return f"{self.layout.about}, told by {self.why}"
+
 
 def detect(
     file: WeightFile, family: str | None = None, img_size: Any = None, native_size: Any = None, **given: Any
@@ -88,7 +90,7 @@ def detect(
         known = _from_documents(file, layout)
     except (TypeError, KeyError, AttributeError, ValueError, ZeroDivisionError, OverflowError) as error:
         raise CheckpointError(f"a document beside {file.path} does not say what it should ({error}).") from error
-    config, reasons = _infer(file, layout, plan.shapes(), known.model, given, (native_size, known.size, img_size))
+    config, reasons = infer(file, layout, plan.shapes(), known.model, given, (native_size, known.size, img_size))
     options = {"img_size": config.image} | layout.family.preprocess | known.preprocess
     try:
         preprocess = Preprocess.from_dict(options).for_channels(config.in_chans)
@@ -118,7 +120,7 @@ def find_layout(file: WeightFile, family: str | None = None) -> tuple[Layout, st
     elif layout is timm.OPEN_CLIP_TRUNK:
         layout = _as_timm_runs(timm.OPEN_CLIP_TRUNK, "siglip", act=_siglip_act(names))
     elif layout is not None and isinstance(architecture, str) and layout.name in ("deit", "dinov2", "mae"):
-        layout = replace(layout, family=replace_resize(layout.family), about=f"timm ({layout.about})")
+        layout = _resized_as_timm_does(layout)
     if layout is None:
         some = ", ".join(list(names)[:4])
         raise CheckpointError(
@@ -129,11 +131,6 @@ def find_layout(file: WeightFile, family: str | None = None) -> tuple[Layout, st
             raise unknown_name("family", family, FAMILIES)
         layout = replace(layout, family=settings(family), about=f"family {family}, as asked")
     return layout, why
-
-
-def replace_resize(family: Family) -> Family:
-    """The same family with positions resized as timm does it."""
-    return replace(family, model={**family.model, "pos_resize": timm.TIMM_RESIZE})
 
 
 def _among_timm_names(file: WeightFile) -> tuple[Layout, str]:
@@ -210,187 +207,20 @@ def _patch(names: Names) -> tuple[int, int]:
 
 
 def _as_timm_runs(layout: Layout, family: str, **model: Any) -> Layout:
-    kept = settings(family, pos_resize=timm.TIMM_RESIZE, **model)
-    return replace(layout, family=kept, about=f"timm ({kept.about})")
+    kept = settings(family, **model)
+    return _resized_as_timm_does(replace(layout, family=kept, about=kept.about))
 
 
-# ---- what config.json and its like say ----
-
-
-@dataclass(frozen=True)
-class Known:
-    """What the documents beside the weights say."""
-
-    model: dict[str, Any] = field(default_factory=dict)
-    size: Any = None
-    preprocess: dict[str, Any] = field(default_factory=dict)
-    labels: list[str] | None = None
-    notes: list[str] = field(default_factory=list)
+def _resized_as_timm_does(layout: Layout) -> Layout:
+    """The same layout, with positions resized as timm resizes them, whoever trained the weights."""
+    model = {**layout.family.model, "pos_resize": timm.TIMM_RESIZE}
+    return replace(layout, family=replace(layout.family, model=model), about=f"timm ({layout.about})")
 
 
 def _from_documents(file: WeightFile, layout: Layout) -> Known:
-    config = file.config
+    """What the files beside the weights say, each read by the layout that writes it."""
     if layout.name == "huggingface":
-        model = huggingface.read_config(config)
-        preprocess, notes = huggingface.read_preprocessor(file.preprocessor)
-        return Known(model, model.pop("img_size", None), preprocess, huggingface.read_labels(config), notes)
-    if layout.name == "open_clip" and "open_clip" in config:
-        return _from_open_clip(config["open_clip"])
-    if "architecture" in config:
-        model = _timm_model(config)
-        preprocess = _timm_preprocess(config.get("pretrained_cfg") or {})
-        return Known(model, model.pop("img_size", None), preprocess, _timm_labels(config))
-    return Known()
-
-
-def _from_open_clip(document: Mapping[str, Any]) -> Known:
-    """`open_clip_config.json`."""
-    cfg, images = document.get("model_cfg") or {}, document.get("preprocess_cfg") or {}
-    vision = cfg.get("vision_cfg") or {}
-    model: dict[str, Any] = {"act": "quick_gelu"} if cfg.get("quick_gelu") else {}
-    if vision.get("width") and vision.get("head_width"):
-        model["num_heads"] = int(vision["width"]) // int(vision["head_width"])
-    preprocess = _timm_preprocess(images)
-    if images.get("resize_mode") == "squash":
-        preprocess["crop_mode"] = "squash"
-    return Known(model, vision.get("image_size"), preprocess)
-
-
-def _timm_model(config: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = config.get("model_args") or {}
-    words = {"avg": "mean", "token": "cls", "map": "map", "max": "max"}
-    found = {key: arguments[key] for key in ("num_heads", "img_size") if key in arguments}
-    pool = arguments.get("global_pool", config.get("global_pool"))
-    if pool and pool not in words:
-        raise ValueError(f"timm's pooling {pool!r} has no like here")
-    found |= {"global_pool": words[pool]} if pool else {}
-    act = arguments.get("act_layer")
-    return found | ({"act": act} if act in ("gelu", "gelu_tanh", "quick_gelu", "relu") else {})
-
-
-def _timm_preprocess(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {key: tuple(cfg[key]) for key in ("mean", "std") if isinstance(cfg.get(key), list)}
-    found |= {"interpolation": cfg["interpolation"]} if cfg.get("interpolation") in ("bilinear", "bicubic") else {}
-    found |= {"crop_pct": float(cfg["crop_pct"])} if isinstance(cfg.get("crop_pct"), int | float) else {}
-    return found | ({"crop_mode": cfg["crop_mode"]} if cfg.get("crop_mode") in ("center", "squash") else {})
-
-
-def _timm_labels(config: Mapping[str, Any]) -> list[str] | None:
-    names = config.get("label_names")
-    return [str(name) for name in names] if isinstance(names, list) else None
-
-
-# ---- from shapes to a config ----
-
-
-def _infer(
-    file: WeightFile,
-    layout: Layout,
-    shapes: Shapes,
-    known: dict[str, Any],
-    given: dict[str, Any],
-    sizes: tuple[Any, Any, Any],
-) -> tuple[ViTConfig, dict[str, str]]:
-    """The model's options: by the shapes, by config.json, by the family; what was given goes over all."""
-    if "patch_embed.proj.weight" not in shapes or "blocks.0.attn.qkv.weight" not in shapes:
-        lost = "patch projection" if "patch_embed.proj.weight" not in shapes else "blocks"
-        raise CheckpointError(f"{file.path} looks like {layout.about}, but its {lost} cannot be found.")
-    try:
-        found = _from_shapes(file, layout, shapes, sizes)
-        family = {key: value for key, value in layout.family.model.items() if key not in found}
-        reasons = dict.fromkeys(found, "the shapes") | dict.fromkeys(family, layout.about)
-        heads, why = _heads(layout, file.tensors, shapes, found["embed_dim"], found["depth"])
-        options = {"num_heads": heads, **family, **found}
-        reasons["num_heads"] = why
-        settled = {k: v for k, v in known.items() if k not in found or (k == "global_pool" and k not in layout.fixed)}
-        for extra, source in ((settled, "config.json"), (given, "as asked")):
-            options |= extra
-            reasons |= dict.fromkeys(extra, source)
-        reasons = dict.fromkeys(("act", "norm_eps", "head"), layout.about) | reasons
-        return ViTConfig.from_dict(options), reasons
-    except CheckpointError:
-        raise
-    except (VitralError, LookupError, TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
-        raise CheckpointError(
-            f"{file.path} looks like {layout.about}, but its shapes do not fit together: {error}"
-        ) from error
-
-
-def _from_shapes(file: WeightFile, layout: Layout, shapes: Shapes, sizes: tuple[Any, Any, Any]) -> dict[str, Any]:
-    D, in_chans, P_h, P_w = shapes["patch_embed.proj.weight"]
-    depth = 1 + max(int(name.split(".")[1]) for name in shapes if name.startswith("blocks."))
-    width, hidden = shapes["blocks.0.mlp.fc1.weight"][0], shapes["blocks.0.mlp.fc2.weight"][1]
-    found: dict[str, Any] = {
-        "embed_dim": D,
-        "depth": depth,
-        "in_chans": in_chans,
-        "patch_size": (P_h, P_w),
-        "mlp_ratio": _ratio(width, D),
-        "class_token": "cls_token" in shapes,
-        "reg_tokens": shapes["reg_token"][1] if "reg_token" in shapes else 0,
-        "patch_bias": "patch_embed.proj.bias" in shapes,
-        "qkv_bias": "blocks.0.attn.qkv.bias" in shapes,
-        "pre_norm": "norm_pre.weight" in shapes,
-        "norm_after_pool": "fc_norm.weight" in shapes and "norm.weight" not in shapes,
-        **layout.fixed,
-    }
-    if width == 2 * hidden:
-        found["act"] = "swiglu"
-    found["init_values"] = layout.family.model.get("init_values") or 1e-5 if "blocks.0.ls1.gamma" in shapes else None
-    found |= _pool_and_head(shapes, D, found)
-    found |= _positions(file, shapes, found, sizes)
-    return found
-
-
-def _ratio(width: int, D: int) -> float:
-    """The MLP ratio that gives exactly this width again."""
-    ratio = width / D
-    return ratio if int(D * ratio) == width else math.nextafter(ratio, math.inf)
-
-
-def _pool_and_head(shapes: Shapes, D: int, found: Mapping[str, Any]) -> dict[str, Any]:
-    head = next(
-        (shapes[name] for name in ("head.fc2.weight", "head.cls.weight", "head.weight") if name in shapes), None
-    )
-    made: dict[str, Any] = {"num_classes": head[0] if head else 0}
-    if "global_pool" in found:
-        return made
-    if "attn_pool.latent" in shapes:
-        return made | {"global_pool": "map"}
-    if found["norm_after_pool"] or not found["class_token"]:
-        return made | {"global_pool": "mean"}
-    return made | {"global_pool": "cls_mean" if head and head[1] == 2 * D else "cls"}
-
-
-def _positions(
-    file: WeightFile, shapes: Shapes, found: Mapping[str, Any], sizes: tuple[Any, Any, Any]
-) -> dict[str, Any]:
-    """The grid that the position table is made for, and which prefix tokens have a row in it."""
-    if "pos_embed" not in shapes:
-        raise CheckpointError(f"{file.path} has no table of positions (its model computes them); it cannot be loaded.")
-    rows, (P_h, P_w) = shapes["pos_embed"][1], found["patch_size"]
-    prefix = int(found["class_token"]) + (found["reg_tokens"] if found.get("pos_registers") else 0)
-    native, stated, asked = sizes
-    square = [math.isqrt(max(rows - taken, 0)) for taken in (prefix, 0)]
-    for size in (native, stated, *((side * P_h, side * P_w) for side in square), asked):
-        height, width = (size, size) if isinstance(size, int) else size or (0, 0)
-        cells = (height // P_h) * (width // P_w)
-        if cells and rows - cells in {0, prefix}:
-            # A size that the patch does not divide loses its rest at the border, as in the program it comes from.
-            return {"img_size": (height // P_h * P_h, width // P_w * P_w), "pos_prefix": rows > cells}
-    raise CheckpointError(
-        f"{file.path} has {rows} positions, which fill no square grid; "
-        f"say the size of its images with native_size=(height, width)."
-    )
-
-
-def _heads(layout: Layout, names: Names, shapes: Shapes, D: int, depth: int) -> tuple[int, str]:
-    if layout.heads is not None and (heads := layout.heads(names)) is not None:
-        return heads, "the shapes"
-    if D == 1536 and "attn_pool.latent" in shapes:
-        return 16, "the usual number for SigLIP's giant tower"
-    same = {h for width, _, h, _ in SIZES.values() if width == D}
-    by_depth = {h for width, length, h, _ in SIZES.values() if (width, length) == (D, depth)}
-    if len(by_depth) == 1 or len(same) == 1:
-        return next(iter(by_depth or same)), f"the usual number for a width of {D}"
-    return (D // 64 if D % 64 == 0 else 1), "64 numbers a head, as usual; say num_heads if it is wrong"
+        return huggingface.read_documents(file.config, file.preprocessor)
+    if layout.name == "open_clip" and "open_clip" in file.config:
+        return clip.read_config(file.config["open_clip"])
+    return timm.read_config(file.config) if "architecture" in file.config else Known()

@@ -2,13 +2,17 @@
 
 from pathlib import Path
 
+from vitral.config import HUB
 from vitral.errors import CheckpointError
 from vitral.weights.files import DOCUMENTS, WEIGHT_FILES, read_json
 
-HUB = "hf-hub:"
+
+def locate(source: str | Path) -> Path:
+    """Where a source lies: its own path, or the hub's cache once it is fetched."""
+    return _fetch(str(source)) if str(source).startswith(HUB) else Path(source)
 
 
-def fetch(source: str) -> Path:
+def _fetch(source: str) -> Path:
     """The folder in the cache that holds the weights and what lies beside them."""
     name, _, revision = source.removeprefix(HUB).partition("@")
     if name.count("/") != 1 or not all(name.split("/")):

@@ -8,7 +8,7 @@ from typing import Any
 from vitral.config import PositionResize, Preprocess, ViTConfig
 from vitral.errors import CheckpointError, ConfigError
 from vitral.weights import layout as ops
-from vitral.weights.layout import Layout, Names, Rule, has, rule, rules, settings
+from vitral.weights.layout import Known, Layout, Names, Rule, has, rule, rules, settings
 
 _RESIZE = PositionResize(mode="bicubic", antialias=False)
 _RESIZE_SMOOTH = PositionResize(mode="bicubic", antialias=True)
@@ -225,7 +225,14 @@ _ACTIVATIONS = {
 _RESAMPLE = {2: "bilinear", 3: "bicubic"}
 
 
-def read_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def read_documents(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> Known:
+    """What `config.json` and `preprocessor_config.json` say."""
+    model = _read_model(config)
+    preprocess, notes = _read_preprocess(preprocessor)
+    return Known(model, model.pop("img_size", None), preprocess, _read_labels(config), notes)
+
+
+def _read_model(config: Mapping[str, Any]) -> dict[str, Any]:
     """Options of the model that shapes do not tell."""
     inner = config.get("vision_config")
     config = inner if isinstance(inner, Mapping) else config
@@ -245,7 +252,7 @@ def read_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def read_labels(config: Mapping[str, Any]) -> list[str] | None:
+def _read_labels(config: Mapping[str, Any]) -> list[str] | None:
     """Names of the classes from `id2label`, unless they are only numbered."""
     labels = config.get("id2label")
     if not isinstance(labels, dict) or not labels:
@@ -257,7 +264,7 @@ def read_labels(config: Mapping[str, Any]) -> list[str] | None:
     return None if all(name == f"LABEL_{i}" for i, name in enumerate(ordered)) else ordered
 
 
-def read_preprocessor(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _read_preprocess(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Options of `Preprocess` from `preprocessor_config.json`, and what could not be taken over."""
     found: dict[str, Any] = {}
     notes = []

@@ -1,7 +1,6 @@
 """What a file of weights is, told from its names and shapes alone."""
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from vitral.errors import CheckpointError
 from vitral.models.vit import VisionTransformer
 from vitral.weights.detect import detect
 from vitral.weights.files import open_weights
-from vitral.weights.hub import HUB, fetch
+from vitral.weights.hub import locate
 from vitral.weights.rundir import is_run, read_run_config
 
 
@@ -35,9 +34,9 @@ class Inspection:
         return {**asdict(self), "loads": not self.problem}
 
 
-def inspect_weights(source: str, family: str | None = None) -> Inspection:
+def inspect_weights(source: str, family: str | None = None, num_heads: int | None = None) -> Inspection:
     """Look at a file of weights, its folder, a run directory or a repository of the hub."""
-    path = fetch(source) if source.startswith(HUB) else Path(source)
+    path = locate(source)
     file = open_weights(path)
     settings: list[tuple[str, Any, str]]
     if path.is_dir() and is_run(path):
@@ -46,8 +45,8 @@ def inspect_weights(source: str, family: str | None = None) -> Inspection:
         settings = [(k, v, "config.json") for k, v in (config.to_dict() | preprocess.to_dict()).items()]
         names, notes = {name: t.shape for name, t in file.tensors.items()}, list(file.notes)
     else:
-        found = detect(file, family)
-        layout, config = f"{found.layout.about}, told by {found.why}", found.config
+        found = detect(file, family, **({} if num_heads is None else {"num_heads": num_heads}))
+        layout, config = found.told, found.config
         notes = [
             *file.notes,
             *found.notes,

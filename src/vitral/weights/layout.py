@@ -172,6 +172,17 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class Known:
+    """What the documents beside the weights say."""
+
+    model: dict[str, Any] = field(default_factory=dict)
+    size: Any = None
+    preprocess: dict[str, Any] = field(default_factory=dict)
+    labels: list[str] | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Plan:
     """How the tensors of a file become ours: the rules that apply, what is dropped, what nobody asked for."""
 

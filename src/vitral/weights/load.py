@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitral.config import ViTConfig
+from vitral.config import HUB, ViTConfig
 from vitral.errors import CheckpointError, ConfigError
 from vitral.models.init import init_weights
 from vitral.models.vit import VisionTransformer
@@ -19,7 +19,7 @@ from vitral.nn.positions import resize_positions
 from vitral.weights.adapt import adapt_channels, resize_patches
 from vitral.weights.detect import Detected, detect
 from vitral.weights.files import WeightFile, open_weights
-from vitral.weights.hub import HUB, fetch
+from vitral.weights.hub import locate
 from vitral.weights.report import LoadReport
 from vitral.weights.rundir import is_run, load_run
 
@@ -49,7 +49,7 @@ def load_model(
     error unless a pattern in `allow` names them. What was done is in `model.load_report`, and said in a line on stderr
     unless `quiet`.
     """
-    path = fetch(str(source)) if str(source).startswith(HUB) else Path(source)
+    path = locate(source)
     if path.is_dir() and is_run(path):
         if family is not None or num_heads is not None or native_size is not None:
             raise ConfigError(
@@ -106,7 +106,7 @@ def _target(
 
 
 def _begin_report(source: str, file: WeightFile, found: Detected, target: ViTConfig) -> LoadReport:
-    report = LoadReport(source, f"{found.layout.about}, told by {found.why}", notes=[*file.notes, *found.notes])
+    report = LoadReport(source, found.told, notes=[*file.notes, *found.notes])
     report.dropped += list(found.plan.dropped.items())
     report.unexpected += found.plan.unexpected
     for name in _SETTINGS:

@@ -83,9 +83,9 @@ def _write_timm(model: VisionTransformer, target: Path) -> list[str]:
             f"timm has no ViT with stem {c.stem}, positions {c.positions}, block {c.block}, head {c.head}, "
             f"patch_bias {c.patch_bias} and pre_norm {c.pre_norm}; write it as vitral."
         )
-    document = timm_config(model)
+    document = timm.write_config(c, model.preprocess, model.labels)
     tensors = _weights(model)
-    if _folds(c):  # timm gives [CLS] no position where there are registers
+    if timm.folds(c):  # timm gives [CLS] no position where there are registers
         tensors["cls_token"] = tensors["cls_token"] + tensors["pos_embed"][:, :1]
         tensors["pos_embed"] = tensors["pos_embed"][:, 1:]
         notes.append(
@@ -110,70 +110,6 @@ def _write_timm(model: VisionTransformer, target: Path) -> list[str]:
     save_tensors(target / WEIGHTS, tensors)
     _write_json(target / CONFIG, document)
     return notes
-
-
-def _folds(c: ViTConfig) -> bool:
-    """Whether [CLS] has a position that timm keeps no place for."""
-    return c.reg_tokens > 0 and c.pos_prefix and not c.pos_registers
-
-
-def timm_config(model: VisionTransformer) -> dict[str, Any]:
-    """timm's `config.json`: an architecture to start from, what differs from it, and the preprocessing."""
-    c, p = model.config, model.preprocess
-    pools = {"cls": "token", "mean": "avg", "max": "max", "map": "map", "cls_dist": "token"}
-    if c.global_pool not in pools:
-        raise ConfigError(f"timm's ViT has no pooling like {c.global_pool}; write it as vitral or huggingface.")
-    base = "vit_base_patch16_clip_224" if c.pre_norm else "vit_base_patch16_224"
-    base = "deit_base_distilled_patch16_224" if c.head == "distilled" else base
-    base = "vit_giant_patch14_reg4_dinov2" if c.act == "swiglu" else base  # the one that has SwiGLU
-    arguments: dict[str, Any] = {
-        "img_size": list(c.image),
-        "patch_size": list(c.patch),
-        "in_chans": c.in_chans,
-        "embed_dim": c.embed_dim,
-        "depth": c.depth,
-        "num_heads": c.num_heads,
-        "mlp_ratio": c.mlp_ratio,
-        "qkv_bias": c.qkv_bias,
-    }
-    if c.head != "distilled":
-        arguments |= {
-            "class_token": c.class_token,
-            "reg_tokens": c.reg_tokens,
-            "no_embed_class": _folds(c) or not c.pos_prefix,
-            "pre_norm": c.pre_norm,
-            "init_values": c.init_values,
-            "global_pool": pools[c.global_pool],
-            "fc_norm": c.norm_after_pool,
-        }
-    if c.act != "swiglu":
-        arguments["act_layer"] = c.act
-    arguments = {key: value for key, value in arguments.items() if value is not None}
-    if isinstance(arguments.get("patch_size"), list) and len(set(arguments["patch_size"])) == 1:
-        arguments["patch_size"] = c.patch[0]
-    document: dict[str, Any] = {
-        "architecture": base,
-        "num_classes": c.num_classes,
-        "num_features": c.embed_dim,
-        "global_pool": pools[c.global_pool],
-        "model_args": arguments,
-        "pretrained_cfg": {
-            "tag": "vitral",
-            "custom_load": False,
-            "input_size": [c.in_chans, *c.image],
-            "fixed_input_size": True,
-            "interpolation": p.interpolation,
-            "crop_pct": p.crop_pct,
-            "crop_mode": p.crop_mode.removeprefix("squash_"),
-            "mean": list(p.mean),
-            "std": list(p.std),
-            "num_classes": c.num_classes,
-            "pool_size": None,
-            "first_conv": "patch_embed.proj",
-            "classifier": ["head", "head_dist"] if c.head == "distilled" else "head",
-        },
-    }
-    return document | ({"label_names": model.labels} if model.labels else {})
 
 
 # ---- Hugging Face ----

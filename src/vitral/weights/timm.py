@@ -5,9 +5,12 @@ Touvron et al., 2020, DeiT III: 2022.
 """
 
 import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from vitral.config import PositionResize
-from vitral.weights.layout import Layout, Names, Rule, has, rule, rules, settings
+from vitral.config import PositionResize, Preprocess, ViTConfig
+from vitral.errors import ConfigError
+from vitral.weights.layout import Known, Layout, Names, Rule, has, rule, rules, settings
 
 BODY = [
     "cls_token",
@@ -62,8 +65,9 @@ def _join_chunks(names: Names) -> Names:
     return {re.sub(r"(^|\.)blocks\.\d+\.(\d+)\.", r"\1blocks.\2.", name): tensor for name, tensor in names.items()}
 
 
-def _layout(name: str, about: str, family: str, matches, extra: list[Rule] | None = None, **options) -> Layout:  # type: ignore[no-untyped-def]
-    extra = extra or []
+def _layout(
+    name: str, about: str, family: str, matches: Callable[[Names], bool], extra: Sequence[Rule] = (), **options: Any
+) -> Layout:
     taken = {theirs for rule in extra for theirs in rule.theirs}
     table = [*extra, *OURS, *(rule for rule in HEAD if rule.theirs[0] not in taken)]
     return Layout(name, about, settings(family), matches, table, prefixes=WRAPPED, **options)
@@ -121,3 +125,99 @@ MAE = _layout("mae", "MAE encoder", "mae", _blocks)
 MAE_TUNED = _layout("mae", "MAE, fine-tuned", "mae", lambda n: _blocks(n) and has(n, "fc_norm.weight"))
 DEIT = _layout("deit", "DeiT", "deit", _blocks)
 TIMM = _layout("timm", "timm", "vit", _blocks)
+
+
+# ---- config.json, read and written ----
+
+
+def read_config(config: Mapping[str, Any]) -> Known:
+    """What timm's `config.json` says."""
+    model = _read_model(config)
+    preprocess = read_preprocess(config.get("pretrained_cfg") or {})
+    return Known(model, model.pop("img_size", None), preprocess, _read_labels(config))
+
+
+def _read_model(config: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = config.get("model_args") or {}
+    words = {"avg": "mean", "token": "cls", "map": "map", "max": "max"}
+    found = {key: arguments[key] for key in ("num_heads", "img_size") if key in arguments}
+    pool = arguments.get("global_pool", config.get("global_pool"))
+    if pool and pool not in words:
+        raise ValueError(f"timm's pooling {pool!r} has no like here")
+    found |= {"global_pool": words[pool]} if pool else {}
+    act = arguments.get("act_layer")
+    return found | ({"act": act} if act in ("gelu", "gelu_tanh", "quick_gelu", "relu") else {})
+
+
+def read_preprocess(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of `Preprocess` from timm's `pretrained_cfg`, whose words open_clip uses too."""
+    found: dict[str, Any] = {key: tuple(cfg[key]) for key in ("mean", "std") if isinstance(cfg.get(key), list)}
+    found |= {"interpolation": cfg["interpolation"]} if cfg.get("interpolation") in ("bilinear", "bicubic") else {}
+    found |= {"crop_pct": float(cfg["crop_pct"])} if isinstance(cfg.get("crop_pct"), int | float) else {}
+    return found | ({"crop_mode": cfg["crop_mode"]} if cfg.get("crop_mode") in ("center", "squash") else {})
+
+
+def _read_labels(config: Mapping[str, Any]) -> list[str] | None:
+    names = config.get("label_names")
+    return [str(name) for name in names] if isinstance(names, list) else None
+
+
+def folds(c: ViTConfig) -> bool:
+    """Whether [CLS] has a position that timm keeps no place for."""
+    return c.reg_tokens > 0 and c.pos_prefix and not c.pos_registers
+
+
+def write_config(c: ViTConfig, p: Preprocess, labels: list[str] | None) -> dict[str, Any]:
+    """timm's `config.json`: an architecture to start from, what differs from it, and the preprocessing."""
+    pools = {"cls": "token", "mean": "avg", "max": "max", "map": "map", "cls_dist": "token"}
+    if c.global_pool not in pools:
+        raise ConfigError(f"timm's ViT has no pooling like {c.global_pool}; write it as vitral or huggingface.")
+    base = "vit_base_patch16_clip_224" if c.pre_norm else "vit_base_patch16_224"
+    base = "deit_base_distilled_patch16_224" if c.head == "distilled" else base
+    base = "vit_giant_patch14_reg4_dinov2" if c.act == "swiglu" else base  # the one that has SwiGLU
+    arguments: dict[str, Any] = {
+        "img_size": list(c.image),
+        "patch_size": c.patch[0] if c.patch[0] == c.patch[1] else list(c.patch),
+        "in_chans": c.in_chans,
+        "embed_dim": c.embed_dim,
+        "depth": c.depth,
+        "num_heads": c.num_heads,
+        "mlp_ratio": c.mlp_ratio,
+        "qkv_bias": c.qkv_bias,
+    }
+    if c.head != "distilled":
+        arguments |= {
+            "class_token": c.class_token,
+            "reg_tokens": c.reg_tokens,
+            "no_embed_class": folds(c) or not c.pos_prefix,
+            "pre_norm": c.pre_norm,
+            "init_values": c.init_values,
+            "global_pool": pools[c.global_pool],
+            "fc_norm": c.norm_after_pool,
+        }
+    if c.act != "swiglu":
+        arguments["act_layer"] = c.act
+    arguments = {key: value for key, value in arguments.items() if value is not None}
+    document: dict[str, Any] = {
+        "architecture": base,
+        "num_classes": c.num_classes,
+        "num_features": c.embed_dim,
+        "global_pool": pools[c.global_pool],
+        "model_args": arguments,
+        "pretrained_cfg": {
+            "tag": "vitral",
+            "custom_load": False,
+            "input_size": [c.in_chans, *c.image],
+            "fixed_input_size": True,
+            "interpolation": p.interpolation,
+            "crop_pct": p.crop_pct,
+            "crop_mode": p.crop_mode.removeprefix("squash_"),
+            "mean": list(p.mean),
+            "std": list(p.std),
+            "num_classes": c.num_classes,
+            "pool_size": None,
+            "first_conv": "patch_embed.proj",
+            "classifier": ["head", "head_dist"] if c.head == "distilled" else "head",
+        },
+    }
+    return document | ({"label_names": labels} if labels else {})

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitral.config import HUB
 from vitral.data.images import AtLeast, ImageMode, read_image
 from vitral.data.sources.base import Data
 from vitral.data.sources.table import LABEL_COLUMNS, SPLIT_NAMES, sorted_classes
 from vitral.errors import DataError, ImageError
-
-HUB = "hf-hub:"
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+from vitral.config import HUB
 from vitral.data.sources.base import Data
 from vitral.data.sources.cifar import is_cifar_folder, load_cifar10
 from vitral.data.sources.digits import load_digits
 from vitral.data.sources.folder import load_folder
-from vitral.data.sources.hf import HUB, is_hf_folder, load_hf
+from vitral.data.sources.hf import is_hf_folder, load_hf
 from vitral.data.sources.idx import is_idx_folder, load_idx
 from vitral.data.sources.scenes import make_scenes
 from vitral.data.sources.table import load_table
