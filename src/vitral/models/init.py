@@ -1,12 +1,17 @@
 """Starting weights: timm's defaults, from a seed."""
 
 import math
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from vitral.nn.pooling import AttentionPool
 from vitral.nn.regularize import LayerScale
+
+M = TypeVar("M", bound=nn.Module)
 
 
 def init_weights(model: nn.Module, seed: int | None = None, zero_head: bool = False) -> None:
@@ -43,3 +48,20 @@ def init_weights(model: nn.Module, seed: int | None = None, zero_head: bool = Fa
         last = [module for module in model.head.modules() if isinstance(module, nn.Linear)]  # type: ignore[union-attr]
         for layer in last[-1:]:
             nn.init.zeros_(layer.weight)
+
+
+class _NoNumbers(TorchFunctionMode):
+    """Leave tensors as they are where `torch.nn.init` would fill them."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+def blank(build: Callable[[], M]) -> M:
+    """A module of shapes without numbers (torch's meta device), to be filled from a file or by `init_weights`."""
+    with torch.device("meta"), _NoNumbers():
+        return build()

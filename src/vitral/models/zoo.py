@@ -278,15 +278,14 @@ def create_model(name: str, *, seed: int | None = None, zero_head: bool = False,
     """
     import torch
 
-    from vitral.models.init import init_weights
+    from vitral.models.init import blank, init_weights
     from vitral.models.vit import VisionTransformer
 
     if seed is not None and not (isinstance(seed, int) and 0 <= seed < 2**63):
         raise ConfigError(f"seed must be a whole number from 0 to below 2^63, or None, got {seed!r}.")
     spec = model_spec(name, **options)
     device = torch.get_default_device()
-    with torch.device("meta"):  # weights are drawn once, below
-        model = VisionTransformer(spec.config)
+    model = blank(lambda: VisionTransformer(spec.config))
     model.to_empty(device=device)
     init_weights(model, seed, zero_head)
     model.preprocess = spec.preprocess

@@ -7,6 +7,7 @@ import torch
 
 from vitral.config import ViTConfig
 from vitral.errors import CheckpointError
+from vitral.models.init import blank
 from vitral.models.vit import VisionTransformer
 from vitral.weights.detect import detect
 from vitral.weights.files import open_weights
@@ -63,10 +64,10 @@ def inspect_weights(source: str, family: str | None = None, num_heads: int | Non
 def _problem(config: ViTConfig, names: dict[str, tuple[int, ...]]) -> str:
     """Why tensors of these names and shapes do not make the model, or nothing."""
     try:
-        with torch.device("meta"):
-            wanted = {name: tuple(t.shape) for name, t in VisionTransformer(config).state_dict().items()}
+        model = blank(lambda: VisionTransformer(config))
     except CheckpointError as error:
         return str(error)
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name in wanted:
         if name not in names and not (name == "head.bias" and config.pre_norm):
             return f"{name} is missing."

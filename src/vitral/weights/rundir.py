@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from vitral.config import Preprocess, ViTConfig
 from vitral.errors import CheckpointError
+from vitral.models.init import blank
 from vitral.models.vit import VisionTransformer
 from vitral.weights.files import read_json
 
@@ -74,13 +75,11 @@ def read_run_config(path: Path) -> RunConfig:
 
 def load_run(path: Path) -> VisionTransformer:
     """Build the model of a run, ready to predict: eval mode, with its preprocessing and labels."""
-    import torch
 
     config = read_run_config(path)
     if not (path / WEIGHTS).is_file():
         raise CheckpointError(f"{path} has no {WEIGHTS}: the run is not finished; go on with vitral train --resume.")
-    with torch.device("meta"):
-        model = VisionTransformer(config.model)
+    model = blank(lambda: VisionTransformer(config.model))
     try:
         weights = load_file(path / WEIGHTS)
         model.load_state_dict(weights, assign=True)
