@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--name", default="")
     options = parser.parse_args()
     predictor, data = Predictor(options.run), open_data(options.data)
-    model, p = predictor.model, predictor.preprocess
+    model, p = predictor.vit, predictor.preprocess
     chosen = data.splits["test"][: options.images]
     pixels = [eval_transform(data.images.read(int(i), predictor.mode), p) for i in chosen]
     x = normalize(torch.stack(pixels), p)

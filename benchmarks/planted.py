@@ -47,7 +47,7 @@ def main() -> None:
             train(data, out=place, model="vit_micro_patch4_28", img_size=32, epochs=options.epochs, **settings)
         predictor = Predictor(place)
         accuracy = evaluate(place, data)["accuracy"]
-    model = predictor.model
+    model = predictor.vit
     chosen = data.splits["test"][: options.images]
     x = normalize(torch.stack([data.images.read(int(i), "grey") for i in chosen]), predictor.preprocess)
     target = data.targets[chosen]

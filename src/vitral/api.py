@@ -7,27 +7,36 @@ from typing import Any
 from vitral.config import TrainConfig
 from vitral.data.sources.base import Data
 from vitral.data.sources.open import open_data
-from vitral.errors import ConfigError
 from vitral.inference.evaluate import evaluate_run
-from vitral.recipes import read_recipe
+from vitral.recipes import list_recipes, read_recipe
 from vitral.reporting.html import write_report
+from vitral.tasks.open import infer_task
 from vitral.training.session import Run, train_model
 
+SEVERAL = ("digits-scenes",)
+"""Data sets that have a recipe for each task."""
 
-def resolve_config(data: Data, given: Mapping[str, Any]) -> TrainConfig:
-    """Defaults, under the recipe of the data if it has one, under the options given."""
-    recipe = read_recipe(data.recipe) if data.recipe else {}
-    merged = recipe | dict(given)
-    if "augment" in recipe and isinstance(given.get("augment"), Mapping):
-        merged["augment"] = recipe["augment"] | dict(given["augment"])
-    return TrainConfig.from_dict(merged)
+
+def resolve_config(data: Data, given: Mapping[str, Any], task: str | None = None) -> TrainConfig:
+    """Defaults, under the recipe of the data if it has one (for the task, if it has several), under the options given.
+
+    Groups of options, such as `augment`, are put over the recipe's one by one.
+    """
+    name = f"{data.recipe}-{task or infer_task(data)}" if data.recipe in SEVERAL else data.recipe
+    recipe = read_recipe(name) if name and name in list_recipes() else {}
+    groups = {
+        key: recipe[key] | dict(given[key])
+        for key in recipe
+        if isinstance(recipe[key], dict) and isinstance(given.get(key), Mapping)
+    }
+    return TrainConfig.from_dict(recipe | dict(given) | groups)
 
 
 def train(
     data: str | Path | Data,
     *,
     out: str | Path,
-    task: str = "classify",
+    task: str | None = None,
     resume: bool = False,
     quiet: bool = False,
     command: str = "",
@@ -35,18 +44,19 @@ def train(
 ) -> Run:
     """Train a model and write its run directory `out`; `options` are fields of `vitral.config.TrainConfig`.
 
-    `vitral.train("digits", out="runs/digits", epochs=20)`. `data` is a name or path, or what `open_data` gave.
+    `vitral.train("digits", out="runs/digits", epochs=20)`. `data` is a name or path, or what `open_data` gave; `task`
+    is classify, multilabel, regress, segment or detect, by default what the data are for.
     """
-    if task != "classify":
-        raise ConfigError(f"task must be classify, got {task!r}.")
-    opened = data if isinstance(data, Data) else open_data(data)
-    config = resolve_config(opened, options)
-    return train_and_report(opened, config, Path(out), resume=resume, quiet=quiet, command=command)
+    opened = data if isinstance(data, Data) else open_data(data, task=task)
+    config = resolve_config(opened, options, task)
+    return train_and_report(opened, config, Path(out), task=task, resume=resume, quiet=quiet, command=command)
 
 
-def train_and_report(data: Data, config: TrainConfig, out: Path, *, resume: bool, quiet: bool, command: str) -> Run:
+def train_and_report(
+    data: Data, config: TrainConfig, out: Path, *, task: str | None, resume: bool, quiet: bool, command: str
+) -> Run:
     """Training, then the report."""
-    run = train_model(data, config, out, resume=resume, quiet=quiet, command=command)
+    run = train_model(data, config, out, task=task, resume=resume, quiet=quiet, command=command)
     if run.wrote:
         write_report(out, data)
     return run

@@ -19,12 +19,19 @@ Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "swiglu"]
 Pooling = Literal["cls", "mean", "max", "map", "cls_mean", "cls_dist"]
 HeadKind = Literal["linear", "mlp", "mlp_tanh", "distilled"]
 Interpolation = Literal["bilinear", "bicubic"]
-CropMode = Literal["center", "squash", "squash_center"]
+CropMode = Literal["center", "squash", "squash_center", "pad"]
+ResNetKind = Literal["resnet18", "resnet50", "resnet101"]
+QueryKind = Literal["learned", "anchors"]
 AugmentPolicy = Literal["none", "rand", "trivial"]
 Optimizer = Literal["adamw", "muon"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Select = Literal["last", "best"]
+TaskName = Literal["classify", "multilabel", "regress", "segment", "detect"]
+RegressLoss = Literal["squared", "l1", "huber", "gaussian"]
+MultilabelLoss = Literal["bce", "asymmetric"]
+SegmentHead = Literal["linear", "conv", "mask"]
+ClassWeights = Literal["none", "balanced"]
 
 HUB = "hf-hub:"
 """Before the name of a model or data set of the Hugging Face hub."""
@@ -90,8 +97,9 @@ class Options:
             value: Any = getattr(self, name)
             if kind is bool and not isinstance(value, bool):
                 raise ConfigError(f"{name} must be True or False, got {value!r}.")
-            if isinstance(kind, type) and issubclass(kind, Options) and type(value) is not kind:
-                raise ConfigError(f"{name} must be a {kind.__name__}(...), got {value!r}.")
+            group = _options_class(kind)
+            if group and type(value) is not group and not (value is None and kind is not group):
+                raise ConfigError(f"{name} must be a {group.__name__}(...), got {value!r}.")
             if get_origin(kind) is Literal and value not in get_args(kind):
                 ours = _TIMM_WORDS.get(str(value))
                 hint = f"; timm's {value!r} is {ours!r} here" if ours else ""
@@ -114,10 +122,17 @@ class Options:
         object.__setattr__(self, name, pair(getattr(self, name), name))
 
 
+def _options_class(kind: Any) -> type[Options] | None:
+    """The group of options that a field of type `X` or `X | None` holds, if X is one."""
+    kinds = (kind, *get_args(kind))
+    return next((each for each in kinds if isinstance(each, type) and issubclass(each, Options)), None)
+
+
 def _plain_to_option(kind: Any, value: Any) -> Any:
     """Turn what JSON gives back (lists, dictionaries) into what the field holds."""
-    if isinstance(value, Mapping) and isinstance(kind, type) and issubclass(kind, Options):
-        return kind.from_dict(value)
+    group = _options_class(kind)
+    if isinstance(value, Mapping) and group:
+        return group.from_dict(value)
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -159,10 +174,11 @@ class Preprocess(Options):
     interpolation: Interpolation = "bicubic"
     """Filter of the resize."""
     crop_mode: CropMode = "center"
-    """`center` keeps the aspect ratio and cuts the middle out, `squash` resizes both sides to the target, and
-    `squash_center` resizes both sides to more than that and cuts the middle out."""
+    """`center` keeps the aspect ratio and cuts the middle out, `squash` resizes both sides to the target,
+    `squash_center` resizes both sides to more than that and cuts the middle out, and `pad` keeps the aspect ratio and
+    the whole image, with the mean colour at its right or below."""
     crop_pct: float = 0.9
-    """Unless `squash`: the side of the crop as a share of the resized short side."""
+    """Unless `squash` or `pad`: the side of the crop as a share of the resized short side."""
 
     def __post_init__(self) -> None:
         self._set_pair("img_size")
@@ -364,6 +380,28 @@ class ViTConfig(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SegmenterConfig(Options):
+    """A ViT with a head that gives every pixel a class: `Segmenter(config)` needs nothing else."""
+
+    backbone: ViTConfig
+    """The ViT, without a head of its own."""
+    num_classes: int
+    """K, classes of pixels."""
+    head: SegmentHead = "conv"
+    """One linear layer on each patch, a convolutional head over several layers, or class tokens (Segmenter)."""
+    layers: int = 3
+    """Blocks that the convolutional head reads."""
+    width: int = 64
+    """Channels of the convolutional head."""
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_numbers(["num_classes", "layers", "width"], 1, whole=True)
+        if self.backbone.num_classes:
+            raise ConfigError(f"the backbone must have num_classes=0, got {self.backbone.num_classes}.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Augmentation(Options):
     """What is done to training images at random. Everything off by default: a recipe turns on what its data likes."""
 
@@ -404,6 +442,86 @@ class Augmentation(Options):
         self._check_numbers(["operations", "repeats"], 1, whole=True)
         if not 0 < self.crop_scale <= 1:
             raise ConfigError(f"crop_scale must be above 0 and at most 1, got {self.crop_scale!r}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegressOptions(Options):
+    """What `--task regress` can do."""
+
+    loss: RegressLoss = "squared"
+    """Half the squared error, the absolute error, Huber's, or `gaussian`: the model also tells its variance."""
+    delta: float = 1.0
+    """Where Huber's loss turns from square to straight, in deviations of the target."""
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_numbers(["delta"], 1e-9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultilabelOptions(Options):
+    """What `--task multilabel` can do."""
+
+    loss: MultilabelLoss = "bce"
+    """Binary cross-entropy, or the asymmetric loss that cares less for the many easy absent labels."""
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentOptions(Options):
+    """What `--task segment` can do."""
+
+    head: SegmentHead = "conv"
+    """One linear layer on each patch, a convolutional head over several layers, or class tokens (Segmenter)."""
+    layers: int = 3
+    """Blocks whose outputs the convolutional head reads, the last and others evenly before it."""
+    width: int = 64
+    """Channels of the convolutional head."""
+    dice: float = 1.0
+    """Weight of the dice loss beside cross-entropy."""
+    class_weights: ClassWeights = "none"
+    """`balanced` weighs each class by the inverse square root of its share of the pixels."""
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_numbers(["layers", "width"], 1, whole=True)
+        self._check_numbers(["dice"], 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectOptions(Options):
+    """What `--task detect` can do."""
+
+    queries: Literal["anchors", "learned"] = "anchors"
+    """Queries that are boxes, refined layer by layer, which learn from little data; or DETR's, which need much."""
+    num_queries: int | None = None
+    """How many; by default twice the most objects in a training image, and at least 10."""
+    width: int = 128
+    """D of the decoder."""
+    heads: int = 4
+    """Attention heads of the decoder."""
+    encoder_layers: int = 0
+    """Transformer layers between backbone and decoder; a ViT needs none."""
+    decoder_layers: int = 3
+    """Layers of the decoder."""
+    denoise_groups: int = 4
+    """Copies of the true boxes, spoilt by noise, that anchors learn to mend; 0 for none."""
+    class_cost: float = 2.0
+    """Weight of the class in matching and loss."""
+    box_cost: float = 5.0
+    """Weight of the boxes' L1 distance."""
+    giou_cost: float = 2.0
+    """Weight of their generalised IoU."""
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_numbers(["width", "heads", "decoder_layers"], 1, whole=True)
+        self._check_numbers(["encoder_layers", "denoise_groups"], 0, whole=True)
+        self._check_numbers(["class_cost", "box_cost", "giou_cost"], 0)
+        if self.num_queries is not None:
+            self._check_numbers(["num_queries"], 1, whole=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -476,6 +594,14 @@ class TrainConfig(Options):
     """Decides the starting weights, the order and the augmentation."""
     augment: Augmentation = Augmentation()
     """What is done to training images at random."""
+    regress: RegressOptions = RegressOptions()
+    """Of `--task regress`."""
+    multilabel: MultilabelOptions = MultilabelOptions()
+    """Of `--task multilabel`."""
+    segment: SegmentOptions = SegmentOptions()
+    """Of `--task segment`."""
+    detect: DetectOptions = DetectOptions()
+    """Of `--task detect`."""
 
     def __post_init__(self) -> None:
         self._check_choices()
@@ -487,3 +613,117 @@ class TrainConfig(Options):
         self._check_numbers(["min_lr", "layer_decay"], 0, 1 + 1e-9)
         if self.batch_size % self.accumulate:
             raise ConfigError(f"accumulate must divide batch_size ({self.batch_size}), got {self.accumulate}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResNetConfig(Options):
+    """A residual network (He et al., 2016), as a classifier or as the backbone of a detector."""
+
+    kind: ResNetKind = "resnet50"
+    """Which one, by its number of layers."""
+    in_chans: int = 3
+    """Channels of the image."""
+    num_classes: int = 1000
+    """Outputs of the head; 0 leaves the head out."""
+    frozen_norm: bool = False
+    """Batch norm with fixed numbers, as detectors use it: their batches are too small to measure anything."""
+    dilation: bool = False
+    """Dilation instead of stride in the last stage (DC5): a map of twice the side."""
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_numbers(["in_chans"], 1, whole=True)
+        self._check_numbers(["num_classes"], 0, whole=True)
+
+    @property
+    def depths(self) -> tuple[int, int, int, int]:
+        """Blocks in each of the four stages."""
+        return {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}[self.kind]
+
+    @property
+    def bottleneck(self) -> bool:
+        """Three convolutions in a block, the middle one narrow, instead of two."""
+        return self.kind != "resnet18"
+
+    @property
+    def feature_dim(self) -> int:
+        """Channels of the last feature map."""
+        return 2048 if self.bottleneck else 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectorConfig(Options):
+    """A detector after DETR (Carion et al., 2020): a backbone, a Transformer, and one box and class for each query."""
+
+    vit: ViTConfig | None = None
+    """Backbone: a ViT without a head (num_classes=0)."""
+    cnn: ResNetConfig | None = None
+    """Backbone: a ResNet without a head. Exactly one of the two is given."""
+    num_classes: int = 91
+    """K, kinds of objects (91 are COCO's ids)."""
+    embed_dim: int = 256
+    """D, width of the Transformer."""
+    encoder_layers: int = 6
+    """Encoder blocks after the backbone; a ViT needs none."""
+    decoder_layers: int = 6
+    """Decoder blocks, each of which answers with boxes."""
+    num_heads: int = 8
+    """Attention heads; must divide D."""
+    mlp_width: int = 2048
+    """Width of the MLP's first layer."""
+    act: Literal["relu", "gelu"] = "relu"
+    """Activation of the MLP."""
+    block: BlockKind = "post"
+    """LayerNorm after each residual sum (DETR) or before each sub-layer."""
+    norm_eps: float = 1e-5
+    """Epsilon of every LayerNorm of the Transformer."""
+    drop_rate: float = 0.1
+    """Dropout in the Transformer."""
+    num_queries: int = 100
+    """Q, the most objects that can be found in an image."""
+    queries: QueryKind = "learned"
+    """`learned`: DETR's free vectors, softmax over K classes and no-object. `anchors`: boxes that every layer refines
+    (DAB-DETR, Liu et al., 2022), one sigmoid per class; these learn from far fewer images."""
+    pos_temperature: float = 10000.0
+    """Ratio of the longest to the shortest wave in the sine positions; lower is sharper (DAB-DETR: 20)."""
+    denoise_groups: int = 1
+    """Groups of noised true boxes given as extra queries in training; the groups do not see each other."""
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        whole = ["num_classes", "embed_dim", "decoder_layers", "num_heads", "mlp_width", "num_queries"]
+        self._check_numbers([*whole, "denoise_groups"], 1, whole=True)
+        self._check_numbers(["encoder_layers"], 0, whole=True)
+        self._check_numbers(["norm_eps"], 0)
+        self._check_numbers(["pos_temperature"], 1)
+        self._check_numbers(["drop_rate"], 0, 1)
+        if (self.vit is None) == (self.cnn is None):
+            raise ConfigError(
+                f"a detector needs one backbone, vit or cnn, got {'neither' if not self.vit else 'both'}."
+            )
+        if self.backbone.num_classes:
+            raise ConfigError(
+                f"the backbone of a detector has no head of its own: set its num_classes to 0, "
+                f"got {self.backbone.num_classes}."
+            )
+        if self.embed_dim % 4 or self.embed_dim % self.num_heads:
+            raise ConfigError(
+                f"embed_dim must be a multiple of 4 and of num_heads ({self.num_heads}), got {self.embed_dim}."
+            )
+
+    @property
+    def backbone(self) -> ViTConfig | ResNetConfig:
+        """The backbone that is given."""
+        given = self.vit or self.cnn
+        assert given is not None
+        return given
+
+    @property
+    def in_chans(self) -> int:
+        """Channels of the image."""
+        return self.backbone.in_chans
+
+    @property
+    def image(self) -> tuple[int, int]:
+        """Height and width of the default image: the ViT's, or of one in DETR's size (short side 800)."""
+        return self.vit.image if self.vit else (800, 1056)

@@ -1,10 +1,12 @@
 """The page of an explanation in a browser: mouse, keys and buttons, offline, on a laptop and on a phone."""
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from helpers import redraw
 from vitral import create_model, explain
+from vitral.explanation.colours import number, paint, scale_of
 
 MODEL = {"embed_dim": 48, "depth": 3, "num_heads": 3, "img_size": (64, 96), "num_classes": 7}
 
@@ -38,45 +40,123 @@ def says(page):
 
 
 def looks_most(rows, layer, query):
-    """Row and column, from 1, that the mean of heads looks at most; scaled rows as the page has them."""
-    best = int(rows[layer].float().mean(0)[query].argmax())
-    return f"row {best // 6 + 1}, column {best % 6 + 1}"
+    """Row and column, from 1, that the mean of heads looks at most, and how much."""
+    mean = (rows.shares[layer, :, query].double() / 255 * rows.largest[layer, :, query, None]).mean(0)
+    best = int(mean.argmax())
+    return f"row {best // 6 + 1}, column {best % 6 + 1}, {number(100 * float(mean[best]))} % of its attention"
+
+
+def opened(browser, path, **options):
+    page = browser.new_page(viewport={"width": 1100, "height": 760}, **options)
+    page.goto(path.as_uri())
+    page.wait_for_function("document.getElementById('say').textContent.length > 5")
+    return page
 
 
 @pytest.mark.slow
 def test_hovering_a_patch_shows_where_it_looks(page, page_file):
+    page.select_option("#map", "-1")
     box = page.locator("#canvas").bounding_box()
     page.mouse.move(box["x"] + box["width"] * 3.5 / 6, box["y"] + box["height"] * 1.5 / 4)
     expected = looks_most(page_file[1].rows, 2, 1 + 6 + 3)
-    assert says(page) == f"The patch in row 2, column 4, layer 2, mean of heads: looks most at {expected}."
+    assert says(page) == f"The patch in row 2, column 4, block 2, mean of heads: looks most at {expected}."
+    frame = page.locator("#frame").bounding_box()
+    for side, place in (("x", 3 / 6 * box["width"]), ("y", 1 / 4 * box["height"])):
+        assert frame[side] - box[side] == pytest.approx(place, abs=1)
+    assert frame["width"] == pytest.approx(box["width"] / 6, abs=1)
+
+
+@pytest.mark.slow
+def test_hovering_a_map_shows_its_values(page, page_file):
+    map_ = page_file[1].maps[0]
+    assert page.inner_text("#range") == scale_of(map_).text()
+    assert page.inner_text("#most") == number(float(map_.max()))
+    box = page.locator("#canvas").bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 3.5 / 6, box["y"] + box["height"] * 1.5 / 4)
+    assert says(page).startswith(f"gradient x attention: {number(float(map_[1, 3]))} in row 2, column 4")
 
 
 @pytest.mark.slow
 def test_keys(page, page_file):
     page.keyboard.press("c")
-    assert says(page) == f"[CLS], layer 2, mean of heads: looks most at {looks_most(page_file[1].rows, 2, 0)}."
+    assert says(page) == f"[CLS], block 2, mean of heads: looks most at {looks_most(page_file[1].rows, 2, 0)}."
     page.keyboard.press("[")
-    assert "layer 1" in says(page)
+    assert "block 1" in says(page)
     page.keyboard.press("h")
     assert "head 0" in says(page)
     page.keyboard.press("ArrowRight")
-    assert "row 3, column 2, layer 1" in says(page)
+    assert "row 3, column 5, block 1" in says(page)
     page.keyboard.press("o")
     assert page.inner_text("#show") == "Show overlay"
+    page.keyboard.press("m")
+    assert says(page).startswith("gradient x attention: ")
+    page.keyboard.press("m")
+    assert says(page).startswith("gradient rollout: ")
 
 
 @pytest.mark.slow
 def test_buttons_and_sliders(page):
-    assert says(page).startswith("gradient x attention: most at")
-    page.click("#other")
-    assert says(page).startswith("[CLS], layer 2")
+    assert says(page).startswith("gradient x attention: ")
+    page.select_option("#map", "1")
+    assert says(page).startswith("gradient rollout: ")
+    page.select_option("#map", "-1")
+    assert says(page).startswith("[CLS], block 2")
     page.locator("#layer").fill("0")
-    assert "layer 0" in says(page)
+    assert "block 0" in says(page)
     page.select_option("#head", "1")
     assert "head 1" in says(page)
     page.click("#play")
-    page.wait_for_function("document.getElementById('say').textContent.includes('layer 1')")
+    page.wait_for_function("document.getElementById('say').textContent.includes('block 1')")
     page.click("#play")
+
+
+@pytest.mark.slow
+def test_the_page_names_image_and_model_and_what_was_explained(page, page_file):
+    assert page.inner_text("#title") == page_file[1].caption
+    assert page.inner_text("#about") == f"{page_file[1].name} · 96 x 64 pixels: {page_file[1].part}"
+    assert page.locator("#note").is_hidden()
+
+
+@pytest.mark.slow
+def test_it_opens_where_it_was_asked_to_with_the_colours_of_the_picture(browser, page_file, tmp_path):
+    model = redraw(create_model("vit_tiny_patch16_224", **MODEL))
+    made = explain(model, page_file[1].name, layer=1, head=2, patch=(80, 20), interactive=True)
+    page = opened(browser, made.save(tmp_path / "x.html"))
+    assert says(page).startswith("The patch in row 2, column 6, block 1, head 2: ")
+    assert page.input_value("#head") == "2"
+    assert page.locator("#shows").is_hidden()
+    low, high = (number(100 * float(v)) for v in (made.maps[0].min(), made.maps[0].max()))
+    assert page.inner_text("#range").endswith(f" % to {high} %")
+    assert float(page.inner_text("#range").split()[0]) == pytest.approx(float(low), rel=0.03)
+    page.locator("#strength").fill("100")
+    cells = page.evaluate(
+        "[...Array(24).keys()].map(i => [...pen.getImageData((i % 6 + .5) * canvas.width / 6, "
+        "(Math.floor(i / 6) + .5) * canvas.height / 4, 1, 1).data].slice(0, 3))"
+    )
+    assert np.abs(np.array(cells) - paint(made.maps[0]).reshape(-1, 3).astype(int)).max() <= 3
+    page.close()
+
+
+@pytest.mark.slow
+def test_outliers_are_cut_off_as_in_pictures(page):
+    values = [0.5] * 24
+    assert page.evaluate(f"scaleOf({values}.map((v, i) => i === 3 ? 9 : v)).top") == 9
+    many = "const many = Array(400).fill(0.5); many[3] = 9; many[7] = 7;"
+    rule = page.evaluate("String(scaleOf)").replace("N", "400")
+    assert page.evaluate(f"(() => {{ {many} {rule}; return scaleOf(many); }})()") == {
+        "low": 0.5, "high": 9, "top": 0.5, "cut": 2,
+    }  # fmt: skip
+    one = "const one = Array(400).fill(1e-6); one[3] = 0.9;"
+    assert page.evaluate(f"(() => {{ {one} {rule}; return scaleOf(one).top; }})()") == 0.9
+
+
+@pytest.mark.slow
+def test_tokens_are_shown_in_their_colours(browser, page_file, tmp_path):
+    model = redraw(create_model("vit_tiny_patch16_224", **MODEL))
+    page = opened(browser, explain(model, page_file[1].name, "tokens", interactive=True).save(tmp_path / "x.html"))
+    assert says(page) == "principal components of block 2."
+    assert page.locator("#legend").is_hidden()
+    page.close()
 
 
 @pytest.mark.slow

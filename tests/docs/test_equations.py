@@ -21,4 +21,4 @@ def test_a_wrong_number_is_found_and_corrected():
     assert mended == page
     assert problems == [f"{row['code']!r} is in line {number} of {row['file']}, not {number + 1}"]
     lost = wrong.replace(row["code"], "no such code", 1)
-    assert "'no such code' stands 0 times" in corrected(lost)[1][0]
+    assert "'no such code' does not stand" in corrected(lost)[1][0]

@@ -2,7 +2,10 @@
 
 import json
 import math
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -11,6 +14,7 @@ from helpers import difference, images, redraw
 from peers import import_transformers
 from vitral import Predictor, create_model, explain, load_model
 from vitral.cli.main import main
+from vitral.config import Preprocess
 from vitral.data.transforms import normalize
 from vitral.errors import InputError, UnknownNameError
 from vitral.explanation import relevance
@@ -24,7 +28,10 @@ from vitral.explanation.attention import (
     to_maps,
     top_mass,
 )
+from vitral.explanation.captions import part_shown
+from vitral.explanation.colours import number, paint, scale_of
 from vitral.explanation.faithfulness import curves
+from vitral.explanation.figures import columns_for
 from vitral.explanation.positions import position_colours, position_similarity, position_table
 from vitral.explanation.rollout import rollout
 from vitral.explanation.tokens import nearest_patches, principal_colours, token_norms
@@ -354,13 +361,14 @@ class TestExplain:
     @pytest.mark.parametrize(("name", "options"), FAMILIES)
     def test_every_method_on_every_family(self, tmp_path, picture, name, options, method):
         model = small(name, **options)
-        made = explain(model, picture, method, interactive=True)
+        made = explain(model, picture, method, interactive=method != "positions")
         assert made.grid == model.config.grid
         assert made.maps.isfinite().all()
         assert len(made.titles) == (1 if method == "tokens" else len(made.maps))
+        if made.rows is not None:
+            made.save(tmp_path / "x.html")
         if method == "attention":
             made.save(tmp_path / "x.png")
-            made.save(tmp_path / "x.html")
             with Image.open(tmp_path / "x.png") as shown:
                 assert shown.size[0] > 300
 
@@ -368,14 +376,16 @@ class TestExplain:
     def test_the_rows_of_the_page_are_the_models(self, picture, name, options):
         model = small(name, **options, **({} if "img_size" in options else {"img_size": (32, 96)}))
         predictor = Predictor(model)
-        made = explain(predictor, picture, "positions", interactive=True)
+        made = explain(predictor, picture, "rollout", interactive=True)
         p = predictor.preprocess
         x = normalize(predictor.prepare(picture)[None], p)
         (rows,) = model.attention(x, [1], "all")
         R, cls = model.prefix_tokens, model.cls_token is not None
-        assert made.rows.shape == (3, 3, cls + rows.shape[-1] - R, rows.shape[-1] - R)
+        assert made.rows.heads == [0, 1, 2]
+        assert made.rows.shares.shape == (3, 3, cls + rows.shape[-1] - R, rows.shape[-1] - R)
         expected = rows[0, :, R + 2, R:]
-        shown = made.rows[1, :, cls + 2].float() / 255 * expected.amax(1, keepdim=True)
+        assert torch.equal(made.rows.largest[1, :, cls + 2], expected.amax(1))
+        shown = made.rows.shares[1, :, cls + 2].float() / 255 * made.rows.largest[1, :, cls + 2, None]
         assert (shown - expected).abs().max() <= expected.max() / 255
 
     def test_layer_head_and_patch(self, model, picture):
@@ -385,6 +395,9 @@ class TestExplain:
         made = explain(predictor, picture, layer=1, head=2, patch=(50, 33))
         assert torch.allclose(made.maps[0], rows[0, 2, 0, 1:].view(4, 4))
         assert made.titles == ["head 2"]
+        assert (made.layer, made.head, made.asked) == (1, 2, (50, 33))
+        assert made.where == "block 1, from the patch at 50,33"
+        assert explain(predictor, picture, layer=-3, head=-1).where == "block 0, from [CLS]"
 
     def test_an_oblong_image_keeps_its_shape(self, tmp_path, picture):
         model = small(img_size=(32, 96))
@@ -403,18 +416,33 @@ class TestExplain:
     def test_scores(self, model, picture):
         scores = explain(model, picture, "relevance", score=True).scores
         assert set(scores) == {
-            f"{n}: {k}" for n in ("map", "input gradients", "chance") for k in ("deletion", "insertion")
+            f"{n}: {k}"
+            for n in ("gradient x attention", "input gradients", "chance")
+            for k in ("deletion", "insertion")
         }
         assert all(0 <= v <= 1 for v in scores.values())
 
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"layer": 3}, "layers must be 'all' or a list of block numbers from -3 to 2"),
-            ({"head": 3}, "head must be from -3 to 2, got 3"),
-            ({"patch": (64, 3)}, "lies outside the image of 64 x 64 pixels"),
-            ({"method": "relevance", "target": 7}, "target must be a class from 0 to 6, got 7"),
-            ({"target": 99}, "target must be a class from 0 to 6, got 99"),
+            ({"layer": 3}, r"layer must be a block from -3 to 2, got 3\."),
+            ({"layer": "all"}, r"layer must be a block from -3 to 2, got 'all'\."),
+            ({"head": 3}, "head must be a head from -3 to 2, got 3"),
+            (
+                {"patch": (64, 3)},
+                r"outside the prepared image of 64 x 64 pixels \(of your image: the middle 58 x 58 of 64 x 64\)\.",
+            ),
+            ({"patch": 3}, r"patch must be two whole numbers \(x, y\), got 3\."),
+            ({"patch": (3.5, 3)}, r"patch must be two whole numbers \(x, y\), got \(3.5, 3\)\."),
+            ({"method": "relevance", "target": 7}, "class must be a number from 0 to 6, got 7"),
+            ({"method": "relevance", "target": "-1"}, "class must be a number from 0 to 6, got -1"),
+            ({"method": "relevance", "target": 1.5}, r"class must be a number from 0 to 6, got 1\.5"),
+            ({"target": 3}, r"attention takes no target; it is for relevance, gradcam, occlusion\."),
+            ({"method": "rollout", "patch": (3, 3)}, r"rollout takes no patch; it is for attention\."),
+            ({"method": "positions", "layer": 0}, r"positions takes no layer; it is for attention, tokens\."),
+            ({"method": "tokens", "head": 0}, r"tokens takes no head; it is for attention\."),
+            ({"method": "tokens", "score": True}, "tokens takes no score=True"),
+            ({"method": "positions", "interactive": True}, "positions takes no interactive=True"),
             ({"method": "relevance", "target": lambda y: y[:, 0], "score": True}, "a score needs a class to ask for"),
             ({"method": "relevance", "target": "zebra"}, "unknown class 'zebra'"),
             ({"method": "atention"}, "unknown method 'atention'; did you mean attention"),
@@ -424,12 +452,208 @@ class TestExplain:
         with pytest.raises((InputError, UnknownNameError), match=message):
             explain(model, picture, **options)
 
+    @pytest.mark.parametrize("image", [None, [], ["x.png"], 3])
+    def test_one_image_at_a_time(self, model, image):
+        with pytest.raises(InputError, match=r"explain takes one image .*, got (None|a list|a int)\."):
+            explain(model, image)
+
+    def test_what_is_said_about_the_class(self, model, picture):
+        predictor = Predictor(model)
+        x = (predictor.prepare(picture)[None].float() / 255 - 0.5) / 0.5
+        with torch.no_grad():
+            p = model(x).double().softmax(1)[0]
+        best, other = int(p.argmax()), int(p.argmin())
+        says = f"{best}, {100 * p[best]:.1f} %"
+        assert explain(predictor, picture).caption == f"attention: block 2, from [CLS]; the model says {says}"
+        assert explain(predictor, picture, "rollout").caption == f"rollout: the model says {says}"
+        assert explain(predictor, picture, "relevance").caption == f"relevance: class {says}"
+        assert explain(predictor, picture, "relevance", target=best).about == f"class {says}"
+        asked = explain(predictor, picture, "relevance", target=str(other))
+        assert asked.about == f"class {other} ({100 * p[other]:.1f} %; the model says {says})"
+        assert (asked.label, asked.answer) == (str(other), says)
+        assert asked.probability == pytest.approx(float(p[other]))
+        own = explain(predictor, picture, "relevance", target=lambda y: y.sum(1))
+        assert own.about == f"your function, {model(x).sum().item():.4g}"
+        assert explain(predictor, picture, "tokens").caption == "tokens: block 2"
+        model.labels = ["ant", "bee", "cat", "dog", "eel", "fox", "gnu"]
+        assert explain(model, picture, "occlusion").about == f"{model.labels[best]}, {100 * p[best]:.1f} %"
+
+    def test_a_model_without_classes(self, picture):
+        headless = small(num_classes=0)
+        assert explain(headless, picture).caption == "attention: block 2, from [CLS]"
+        for target in (None, 3, "3"):
+            with pytest.raises(InputError, match="this model has no classes that could be explained; use attention, "):
+                explain(headless, picture, "relevance", target=target)
+        made = explain(headless, picture, "relevance", target=lambda y: y[:, 5])
+        assert made.about.startswith("your function, ")
+        with pytest.raises(InputError, match="a score needs a class to ask for"):
+            explain(headless, picture, score=True)
+
+    @pytest.mark.parametrize("names", [["age"], ["age", "height"]])
+    def test_a_model_that_tells_numbers(self, picture, names):
+        from vitral.config import RegressOptions
+        from vitral.tasks.regress import Regress
+
+        predictor = Predictor(small(num_classes=len(names)))
+        predictor.task = Regress(names, [30.0, 170.0][: len(names)], [10.0, 20.0][: len(names)], RegressOptions())
+        predictor.labels = names
+        if len(names) == 2:
+            with pytest.raises(InputError, match="several numbers; say which to explain: age, height"):
+                explain(predictor, picture, "occlusion")
+        made = explain(predictor, picture, "occlusion", target=names[-1])
+        x = normalize(predictor.prepare(picture)[None], predictor.preprocess)
+        last = len(names) - 1
+        assert difference(made.maps, relevance.occlusion(predictor.model, x, lambda y: y[:, last])) < 1e-6
+        assert made.maps.abs().max() > 0
+        assert made.about.startswith(f"{names[-1]}; the model says age ")
+        assert explain(predictor, picture).about.startswith("the model says age ")
+
+    def test_where_attention_pooling_reads_and_where_a_block_of_it_looks(self, picture):
+        model = small("vit_base_patch16_siglip_224")
+        assert explain(model, picture).where == "where the pooling reads"
+        made = explain(model, picture, layer=1)
+        assert made.where == "block 1, mean over all patches"
+        x = normalize(Predictor(model).prepare(picture)[None], model.preprocess)
+        (rows,) = model.attention(x, [1], "all")
+        assert torch.allclose(made.maps[2:], rows[0].mean(1).unflatten(1, (4, 4)))
+
+    def test_slow_methods_tell_how_far_they_are(self, model, picture):
+        seen = []
+
+        def track(steps):
+            seen.append(len(steps))
+            return iter(steps)
+
+        explain(model, picture, "gradcam", track=track)
+        explain(small(img_size=96), picture, "occlusion", track=track)
+        assert seen == [32, 3]  # steps of integrated gradients; 36 patches, 16 at once
+
     def test_pages_and_pictures_only(self, tmp_path, model, picture):
         made = explain(model, picture)
         with pytest.raises(InputError, match=r"should end in .png, .svg, .pdf, .jpg or .html"):
             made.save(tmp_path / "x.gif")
         with pytest.raises(InputError, match="interactive=True"):
             made.save(tmp_path / "x.html")
+
+
+class TestPart:
+    @pytest.mark.parametrize(
+        ("size", "options", "text"),
+        [
+            ((300, 451), {"crop_pct": 1.0}, "the middle 300 x 300 of 451 x 300"),
+            ((451, 300), {"crop_pct": 1.0}, "the middle 300 x 300 of 300 x 451"),
+            ((300, 300), {"crop_pct": 1.0}, "all of 300 x 300"),
+            ((300, 300), {"crop_pct": 0.5}, "the middle 150 x 150 of 300 x 300"),
+            ((300, 451), {"crop_mode": "squash"}, "all of 451 x 300, squeezed to 224 x 224"),
+            ((300, 301), {"crop_mode": "squash"}, "all of 301 x 300"),
+            ((300, 450), {"crop_mode": "pad"}, "all of 450 x 300, padded"),
+            ((1, 1), {"crop_pct": 0.875}, "all of 1 x 1"),
+        ],
+    )
+    def test_which_part_of_an_image_is_shown(self, size, options, text):
+        assert part_shown(size, Preprocess(**options)) == text
+
+    def test_the_size_is_that_of_the_file(self, tmp_path):
+        Image.new("RGB", (1600, 800)).save(tmp_path / "x.jpg")  # decoded smaller for a model of 64 pixels
+        made = explain(small(), tmp_path / "x.jpg")
+        assert made.part.endswith(" of 1600 x 800")
+        for image in (Image.new("RGB", (90, 70)), torch.zeros(3, 70, 90, dtype=torch.uint8)):
+            assert explain(small(), image).part.endswith(" of 90 x 70")
+        assert explain(small(), np.zeros((70, 90), np.uint8)).part.endswith(" of 90 x 70")
+
+
+class TestColours:
+    def test_from_zero_to_the_largest(self):
+        scale = scale_of(torch.tensor([[0.056, 0.062], [0.06, 0.058]]))
+        assert (scale.bottom, scale.top) == (0, pytest.approx(0.062))
+        assert scale.text() == "0.056 to 0.062"
+        signed = scale_of(torch.tensor([[-0.3, 0.1]]))
+        assert (signed.bottom, signed.top) == (pytest.approx(-0.3), pytest.approx(0.3))
+        assert signed.text() == "-0.3 to 0.1"
+        assert scale_of(torch.zeros(2, 2)).top == 1
+
+    def test_a_nearly_uniform_map_does_not_look_lively(self):
+        flat = paint(torch.tensor([[0.0500, 0.0505]])).astype(int)
+        lively = paint(torch.tensor([[0.0, 0.0505]])).astype(int)
+        assert np.abs(flat[0, 0] - flat[0, 1]).max() < 10
+        assert np.abs(lively[0, 0] - lively[0, 1]).max() > 150
+
+    def test_zero_is_dark_and_signs_have_their_own_colours(self):
+        below, zero, above = paint(torch.tensor([[-1.0, 0.0, 1.0]]))[0].astype(int)
+        assert zero.max() < 90
+        assert above[0] > above[2] + 100  # yellow
+        assert below[2] > below[0] + 50  # blue
+        assert (paint(torch.tensor([[0.0, 1.0]]))[0, 1] == above).all()
+
+    def test_few_outliers_are_cut_off_unless_they_are_everything(self):
+        map_ = torch.full((20, 20), 0.5)
+        map_[3, 4], map_[5, 6] = 9.0, 7.0
+        assert scale_of(map_).top == 0.5
+        assert scale_of(map_).text() == "0.5 to 9, 2 cut off at 0.5"
+        map_[7, 8] = 4.5  # no more than two in 400 are cut off, and none is where the largest is not twice the others
+        assert (scale_of(map_).top, scale_of(map_).beyond) == (9, 0)
+        alone = torch.full((20, 20), 1e-6)
+        alone[3, 4] = 0.9
+        assert scale_of(alone).top == pytest.approx(0.9)
+        assert scale_of(torch.tensor([[0.1, 5.0]])).top == 5  # in a small map nothing is an outlier
+
+    @pytest.mark.parametrize(
+        ("value", "text"), [(0.0, "0"), (0.0617, "0.0617"), (-12.3456, "-12.3"), (2.6e-7, "2.6e-7"), (12345.0, "12300")]
+    )
+    def test_numbers(self, value, text):
+        assert number(value) == text
+
+
+class TestFigure:
+    def test_every_panel_says_its_block_part_and_range(self, model, picture):
+        made = explain(model, picture, layer=1, patch=(20, 50))
+        figure = made.figure()
+        assert figure.get_suptitle() == made.caption
+        first, *maps = figure.axes
+        assert first.get_title() == "image, 64 x 64 pixels"
+        assert [t.get_text() for t in first.texts] == [made.part]
+        for ax, map_, title in zip(maps, made.maps, made.titles, strict=False):
+            assert ax.get_title() == title
+            shown = ax.images[1]
+            assert shown.get_clim() == (0, pytest.approx(map_.max().item()))
+            assert [t.get_text() for t in ax.texts][2] == scale_of(map_).text()
+        for ax in (first, *maps[:5]):
+            assert [patch.get_bbox().bounds for patch in ax.patches] == [(15.5, 47.5, 16, 16)] * 2
+
+    def test_signed_maps_are_drawn_round_zero(self, model, picture):
+        made = explain(model, picture, "gradcam")
+        low, high = made.figure().axes[2].images[1].get_clim()
+        assert made.maps[1].min() < 0
+        assert low == -high == pytest.approx(-made.maps[1].abs().max().item())
+
+    def test_no_panel_stands_alone(self):
+        for panels in range(2, 60):
+            columns = columns_for(panels)
+            assert columns <= 7
+            assert panels <= columns or panels % columns != 1
+        assert [columns_for(n) for n in (4, 7, 9, 15)] == [4, 4, 3, 5]
+
+
+class TestPage:
+    def test_where_all_heads_would_be_vast(self, model, picture, monkeypatch):
+        from vitral.explanation import page
+
+        monkeypatch.setattr(page, "LARGEST", 3 * 3 * 17 * 16 - 1)
+        made = explain(model, picture, interactive=True)
+        assert made.rows.heads == []
+        assert "All 3 heads of 3 blocks and 4 x 4 patches are too much" in made.rows.note
+        assert made.rows.largest[2, 0, 0].item() == pytest.approx(made.maps[0].max().item())
+        one = explain(model, picture, head=-1, interactive=True)
+        assert one.rows.heads == [2]
+        assert one.rows.note.endswith("only head 2 is here.")
+        assert one.rows.largest[2, 0, 0].item() == pytest.approx(one.maps[0].max().item())
+        monkeypatch.setattr(page, "LARGEST", 3 * 3 * 17 * 16)
+        assert explain(model, picture, interactive=True).rows.note == ""
+
+    def test_it_is_packed(self, tmp_path, picture):
+        made = explain(small(img_size=224), picture, interactive=True)
+        sharp = replace(made, rows=replace(made.rows, shares=torch.where(made.rows.shares < 255, 0, 255).byte()))
+        assert sharp.save(tmp_path / "x.html").stat().st_size < made.rows.shares.numel() / 4
 
 
 class TestVerb:
@@ -450,21 +674,58 @@ class TestVerb:
         )
         assert "fox" in (tmp_path / "p.html").read_text()
         capsys.readouterr()
-        args = ["--method", "gradcam", "--score", "--json", "--out", str(tmp_path / "many")]
+        args = ["--method", "gradcam", "--class", "fox", "--score", "--json", "--out", str(tmp_path / "many")]
         assert main(["explain", str(run), str(picture), str(picture), *args]) == 0
-        (first, _) = json.loads(capsys.readouterr().out)
+        text = capsys.readouterr().out
+        (first, second) = json.loads(text)
         assert first["grid"] == [4, 4]
         assert first["titles"] == ["Grad-CAM", "integrated gradients", "input gradients"]
-        assert (tmp_path / "many" / "picture-gradcam.png").exists()
+        assert (first["class"], first["layer"], first["patch"], first["source"]) == ("fox", None, None, str(run))
+        assert 0 < first["probability"] < 1
+        assert len(text.splitlines()) == 2 + 2 * (2 + 15 + 2 + 3)  # a field a line, a map a line
+        assert second["file"] == str(tmp_path / "many" / "picture-2-gradcam.png")
+        for document in (first, second):
+            assert Path(document["file"]).exists()
         assert main(["explain", str(run), str(picture), "--score", "--method", "rollout"]) == 0
-        assert "insertion (more is better)" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert "insertion (more is better)" in said
+        assert "rollout, mean of heads  " in said
+
+    def test_block_head_and_patch_go_on_to_the_page(self, tmp_path, run, picture):
+        out = tmp_path / "x.html"
+        args = ["--layer", "1", "--head", "-1", "--patch", "50,33", "--out", str(out)]
+        assert main(["explain", str(run), str(picture), *args]) == 0
+        assert '"start": {"layer": 1, "head": 2, "query": 11}' in out.read_text()
+
+    def test_folders_patterns_and_names(self, tmp_path, run, picture, capsys):
+        folder = tmp_path / "in"
+        folder.mkdir()
+        Image.new("RGB", (90, 60)).save(folder / "a.png")
+        Image.new("RGB", (64, 64)).save(folder / "a.jpg")
+        assert main(["explain", str(run), str(folder), "--out", f"{tmp_path}/pages/{{}}-x.html"]) == 0
+        assert sorted(p.name for p in (tmp_path / "pages").iterdir()) == ["a-2-x.html", "a-x.html"]
+        said = capsys.readouterr().out.splitlines()
+        assert "a.jpg" in said[0]
+        assert "a.png (the middle " in said[1]
+        assert " of 90 x 60): attention: block 2, from [CLS]; the model says " in said[1]
 
     @pytest.mark.parametrize(
         ("args", "message"),
         [
             (["--patch", "3"], "--patch must be two whole numbers X,Y, got '3'"),
-            (["--layer", "9"], "layers must be"),
-            (["--head", "9"], "head must be"),
+            (
+                ["--patch", "64,3"],
+                "outside the prepared image of 64 x 64 pixels (of your image: the middle 58 x 58 of 64 x 64)",
+            ),
+            (["--layer", "9"], "layer must be a block from -3 to 2, got 9."),
+            (["--head", "9"], "head must be a head from -3 to 2, got 9."),
+            (["--method", "relevance", "--class", "10"], "class must be a number from 0 to 6, got 10."),
+            (["--method", "relevance", "--class", "-1"], "class must be a number from 0 to 6, got -1."),
+            (["--class", "fox"], "attention takes no --class; it is for relevance, gradcam, occlusion."),
+            (["--method", "rollout", "--patch", "3,3"], "rollout takes no --patch; it is for attention."),
+            (["--method", "positions", "--score"], "positions takes no --score;"),
+            (["--method", "positions", "--out", "x.html"], "positions cannot be a page; write .png, .svg, .pdf, .jpg"),
+            (["--out", "x.gif"], "x.gif should end in .png, .svg, .pdf, .jpg or .html."),
         ],
     )
     def test_mistakes(self, run, picture, capsys, args, message):
@@ -472,3 +733,18 @@ class TestVerb:
         said = capsys.readouterr().err
         assert said.count("\n") == 1
         assert message in said
+
+    def test_nothing_is_overwritten_and_nothing_begun_in_vain(self, tmp_path, picture, capsys):
+        """The model does not even exist: all of this is found out before it is loaded."""
+        other = tmp_path / "other.png"
+        other.write_bytes(picture.read_bytes())
+        for args, message in (
+            ([picture, other, "--out", "x.png"], "--out x.png is one file for 2 images; give a folder, or a name with"),
+            ([picture, other, tmp_path / "missing.png"], "missing.png does not exist."),
+            ([picture, "--out", picture], "is one of the images themselves"),
+            ([picture, "--out", "x.gif"], "x.gif should end in"),
+            ([], "no images are named"),
+        ):
+            assert main(["explain", "nowhere", *map(str, args)]) == 2
+            assert message in capsys.readouterr().err
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["other.png", "picture.png"]

@@ -6,7 +6,8 @@ import torch
 from PIL import Image
 
 from vitral.errors import ImageError, InputError
-from vitral.inference.predictor import Prediction, Predictor
+from vitral.inference.predictor import Predictor
+from vitral.tasks.classify import Prediction
 from vitral.models.zoo import create_model
 
 
@@ -87,7 +88,7 @@ def test_embeddings_and_logits_are_the_models(predictor, pictures):
 
     x = normalize(torch.stack([predictor.prepare(p) for p in pictures]), predictor.preprocess)
     with torch.no_grad():
-        torch.testing.assert_close(predictor.logits(x), predictor.model(x))
+        torch.testing.assert_close(predictor.outputs(x), predictor.model(x))
         torch.testing.assert_close(predictor.embed(pictures), predictor.model.embed(x))
 
 

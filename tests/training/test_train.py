@@ -165,7 +165,7 @@ class TestRefusals:
             ({"epoch": 3}, UnknownNameError),
             ({"img_size": 9}, ConfigError),
             ({"accumulate": 3}, ConfigError),
-            ({"task": "dance"}, ConfigError),
+            ({"task": "dance"}, UnknownNameError),
         ):
             with pytest.raises(error):
                 vitral.train("digits", out=out, **(QUICK | options))

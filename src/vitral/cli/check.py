@@ -17,11 +17,13 @@ class Options:
     """
 
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
-    """What vitral train takes: a name, a folder with a folder for each class, a CSV or Parquet file."""
+    """What vitral train takes: a name, a folder (of class folders, COCO, Ultralytics, masks), a CSV or Parquet file."""
     image_column: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """Column of image paths in a table."""
     label_column: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
-    """Column of labels in a table."""
+    """Column of labels in a table; several, separated by commas, for numbers or 0 and 1."""
+    task: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    """What a table's labels are for: classify, multilabel or regress; told by the cells if it is not given."""
     json: bool = False
     """Print JSON instead of tables."""
 
@@ -45,7 +47,7 @@ def run(options: Options) -> None:
     from vitral.data.check import check_data
     from vitral.data.sources.open import open_data
 
-    data = open_data(options.data, options.image_column, options.label_column)
+    data = open_data(options.data, options.image_column, options.label_column, options.task)
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("reading", total=len(data.images))
         report = check_data(data, lambda done, total: bar.update(task, completed=done))
@@ -53,13 +55,25 @@ def run(options: Options) -> None:
         print_json(report)
         return
     print(data.describe())
-    print_table("classes", ["class", "images"], [[name, f"{count:,}"] for name, count in report["classes"].items()])
+    for note in data.notes:
+        print(note)
+    if report["classes"]:
+        print_table("classes", ["class", "images"], [[name, f"{count:,}"] for name, count in report["classes"].items()])
+    if report["numbers"]:
+        rows = [[name, *(f"{value:.4g}" for value in found.values())] for name, found in report["numbers"].items()]
+        print_table("numbers", ["number", "smallest", "mean", "largest"], rows)
     for kind, title in TITLES.items():
-        for entry in report[kind][:10]:
-            print(f"{title}: {_text(entry)}")
-        if len(report[kind]) > 10:
-            print(f"{title}: and {len(report[kind]) - 10} more")
+        _print_entries(title, report[kind])
+    for kind, entries in report["annotations"].items():
+        _print_entries(kind.replace("_", " "), entries)
     print(f"{report['problems']} problems" if report["problems"] else "nothing wrong was found")
+
+
+def _print_entries(title: str, entries: list[Any]) -> None:
+    for entry in entries[:10]:
+        print(f"{title}: {_text(entry)}")
+    if len(entries) > 10:
+        print(f"{title}: and {len(entries) - 10} more")
 
 
 def _text(entry: Any) -> str:

@@ -35,14 +35,15 @@ def run(options: Options) -> None:
     if options.json:
         print_json(metrics)
         return
-    low, high = (100 * value for value in metrics["accuracy_95"])
+    rows = next(metrics[key] for key in ("by_class", "by_label", "by_target") if key in metrics)
+    columns = list(next(iter(rows.values()), {}))
     print_table(
         f"{options.source} on {metrics['data']}, {metrics['split']} part, {metrics['images']:,} images",
-        ["class", "images", "recall", "precision", "F1"],
-        [
-            [name, f"{row['images']:,}", *(f"{100 * row[key]:.1f} %" for key in ("recall", "precision", "f1"))]
-            for name, row in metrics["by_class"].items()
-        ],
-        note=f"accuracy {100 * metrics['accuracy']:.2f} % (95 %: {low:.2f} to {high:.2f}), "
-        f"loss {metrics['calibrated_loss']:.3f}, calibration error {metrics['ece']:.3f}",
+        ["", *columns],
+        [[name, *(_cell(row[key]) for key in columns)] for name, row in rows.items()],
+        note=metrics["summary"] + (f", calibration error {metrics['ece']:.3f}" if "ece" in metrics else ""),
     )
+
+
+def _cell(value: float | int) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

@@ -1,13 +1,21 @@
 """`vitral explain`: what a model looks at."""
 
-from dataclasses import dataclass
+import json as json_module
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from vitral.cli.output import print_json, print_table
-from vitral.errors import InputError
+from vitral.cli.output import print_table
+from vitral.cli.predict import find_images
+from vitral.errors import ImageError, InputError
+
+if TYPE_CHECKING:
+    from vitral.explanation.explain import Explanation
 
 
 @dataclass(frozen=True)
@@ -16,73 +24,107 @@ class Options:
 
     Examples: vitral explain runs/digits seven.png; vitral explain runs/digits seven.png --out seven.html;
     vitral explain model.safetensors cat.jpg --method relevance --class tabby --score;
-    vitral explain model.safetensors cat.jpg --layer 5 --head 2 --patch 120,64
+    vitral explain model.safetensors cat.jpg --layer 5 --head 2 --patch 120,64;
+    vitral explain runs/photos folder/ --out pages/{}.html
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]
     """A run directory, a file of weights, its folder, or hf-hub:owner/name."""
     images: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGE...")]
-    """Images to explain."""
+    """Images, folders, quoted patterns, or - for a list of paths on standard input."""
     method: Literal["attention", "rollout", "relevance", "gradcam", "occlusion", "positions", "tokens"] = "attention"
     """What to show."""
-    layer: int | None = None
-    """Block, from 0, or from the end below 0; the last by default."""
-    head: int | None = None
-    """One head alone."""
-    target: Annotated[str | None, tyro.conf.arg(name="class")] = None
-    """Class to explain, by name or number; the likeliest by default."""
-    patch: Annotated[str | None, tyro.conf.arg(metavar="X,Y")] = None
-    """Show where the patch at this pixel of the prepared image looks, instead of [CLS]."""
-    out: str = ""
-    """Picture (.png, .svg, .pdf), page (.html), or folder to write; by default IMAGE-METHOD.png here."""
+    layer: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    """Attention and tokens: block, from 0, or from the end below 0; the last by default."""
+    head: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
+    """Attention: one head alone."""
+    patch: Annotated[str | None, tyro.conf.arg(metavar="X,Y", help_behavior_hint="")] = None
+    """Attention: where the patch at this pixel of the prepared image looks, instead of [CLS]."""
+    target: Annotated[str | None, tyro.conf.arg(name="class", metavar="CLASS", help_behavior_hint="")] = None
+    """Relevance, gradcam and occlusion: class to explain, by name or number; the likeliest by default."""
+    out: Annotated[str, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = ""
+    """Picture (.png, .svg, .pdf, .jpg), page (.html), or folder; {} in a name stands for each image's. By default
+    IMAGE-METHOD.png, here or in the folder. For several images give a folder, or a name with {}."""
     score: bool = False
     """Measure how faithful the first map is: deletion and insertion curves beside input gradients and chance."""
     json: bool = False
     """Print JSON: the maps as numbers, scores and files."""
 
 
+FLAGS = {"layer": "--layer", "head": "--head", "patch": "--patch", "target": "--class", "score": "--score"}
+
+
 def run(options: Options) -> None:
     """Explain each image and write what was asked for."""
-    from vitral.explanation.explain import explain
+    from rich.console import Console
+    from rich.progress import track
+
+    from vitral.explanation.explain import check_takes, explain
     from vitral.inference.predictor import Predictor
 
-    if not options.images:
-        raise InputError("no image was given; name at least one.")
+    check_takes(options.method, {name: getattr(options, name) for name in FLAGS}, FLAGS)
     patch = _patch(options.patch)
+    images = [str(image) for image in find_images(options.images)]
+    for image in images:
+        if not Path(image).is_file():
+            raise ImageError(f"{image} does not exist." if not Path(image).exists() else f"{image} is not a file.")
+    paths = file_names(options, images)
     predictor = Predictor(options.source)
-    found = []
-    for image in options.images:
-        path = _target(options, image)
-        interactive = path.suffix == ".html"
+    bar = partial(
+        track, description=options.method, console=Console(stderr=True), transient=True,
+        disable=not sys.stderr.isatty(),
+    )  # fmt: skip
+    documents = []
+    for image, path in zip(images, paths, strict=True):
         made = explain(
             predictor, image, options.method, layer=options.layer, head=options.head, target=options.target,
-            patch=patch, score=options.score, interactive=interactive,
+            patch=patch, score=options.score, interactive=path.suffix.lower() == ".html", track=bar,
         )  # fmt: skip
+        made = replace(made, source=options.source)
         made.save(path)
-        found.append((image, path, made))
+        if made.rows is not None and made.rows.note:
+            print(f"vitral: {path}: {made.rows.note}", file=sys.stderr)
+        if options.json:
+            documents.append(as_json(made, path))
+        else:
+            tell(made, path)
     if options.json:
-        print_json(
-            [
-                {
-                    "image": image,
-                    "file": str(path),
-                    "method": made.method,
-                    "about": made.about,
-                    "grid": list(made.grid),
-                    "titles": made.titles,
-                    "maps": [[[round(float(v), 6) for v in row] for row in map_] for map_ in made.maps[:32]],
-                    "scores": made.scores,
-                }
-                for image, path, made in found
-            ]
-        )
-        return
-    for image, path, made in found:
-        print(f"{image}: {made.about or made.method} -> {path}")
-        if made.scores:
-            names = list(dict.fromkeys(key.partition(":")[0] for key in made.scores))
-            rows = [[n, *(f"{made.scores[f'{n}: {kind}']:.3f}" for kind in ("deletion", "insertion"))] for n in names]
-            print_table("area under the curve", ["", "deletion (less is better)", "insertion (more is better)"], rows)
+        print("[\n" + ",\n".join(documents) + "\n]")
+
+
+def tell(made: "Explanation", path: Path) -> None:
+    """Say what was written, and how faithful it is."""
+    cut = f" ({made.part})" if made.part.startswith("the") or "," in made.part else ""
+    print(f"{made.name}{cut}: {made.caption} -> {path}")
+    if made.scores:
+        names = list(dict.fromkeys(key.partition(":")[0] for key in made.scores))
+        rows = [[n, *(f"{made.scores[f'{n}: {kind}']:.3f}" for kind in ("deletion", "insertion"))] for n in names]
+        print_table("area under the curve", ["", "deletion (less is better)", "insertion (more is better)"], rows)
+
+
+def as_json(made: "Explanation", path: Path) -> str:
+    """One image's explanation, a field a line and a map a line."""
+    maps = [[[float(f"{v:.5g}") for v in row] for row in map_] for map_ in made.maps.tolist()]
+    document: dict[str, Any] = {
+        "image": made.name,
+        "source": made.source,
+        "file": str(path),
+        "method": made.method,
+        "about": made.caption,
+        "answer": made.answer or None,
+        "class": made.label,
+        "probability": made.probability,
+        "layer": made.layer,
+        "head": made.head,
+        "patch": made.asked,
+        "part": made.part,
+        "grid": made.grid,
+        "titles": made.titles,
+        "scores": made.scores,
+    }
+    fields = [f"    {json_module.dumps(k)}: {json_module.dumps(v)}" for k, v in document.items()]
+    fields.append('    "maps": [\n      ' + ",\n      ".join(json_module.dumps(map_) for map_ in maps) + "\n    ]")
+    return "  {\n" + ",\n".join(fields) + "\n  }"
 
 
 def _patch(text: str | None) -> tuple[int, int] | None:
@@ -95,11 +137,38 @@ def _patch(text: str | None) -> tuple[int, int] | None:
     return x, y
 
 
-def _target(options: Options, image: str) -> Path:
-    """The file to write for an image."""
+def file_names(options: Options, images: Sequence[str]) -> list[Path]:
+    """The file to write for each image; images of the same name get numbers."""
+    from vitral.explanation.explain import TAKES
+    from vitral.explanation.figures import PICTURES, check_suffix
+
     out = Path(options.out)
-    if options.out and out.suffix and len(options.images) == 1:
-        return out
-    name = f"{Path(image).stem}-{options.method}{out.suffix or '.png'}"
-    folder = out.parent if out.suffix else out
-    return folder / name if options.out else Path(name)
+    name = "{}-" + options.method + ".png"
+    if options.out and (out.is_dir() or not out.suffix):
+        pattern = out / name
+    elif options.out:
+        suffix = check_suffix(out)
+        if suffix == ".html" and "interactive" not in TAKES[options.method]:
+            raise InputError(f"{options.method} cannot be a page; write {', '.join(PICTURES)} instead.")
+        if len(images) > 1 and "{}" not in out.name:
+            each = f"{{}}{out.suffix}"
+            raise InputError(
+                f"--out {out} is one file for {len(images)} images; give a folder, or a name with {{}} such as {each}."
+            )
+        pattern = out
+    else:
+        pattern = Path(name)
+    paths, taken = [], set()
+    for image in images:
+        stem = base = Path(image).stem
+        number = 1
+        while stem in taken:
+            number += 1
+            stem = f"{base}-{number}"
+        taken.add(stem)
+        paths.append(pattern.with_name(pattern.name.replace("{}", stem)))
+    own = {Path(image).resolve() for image in images}
+    for path in paths:
+        if path.resolve() in own:
+            raise InputError(f"--out {path} is one of the images themselves; give another name.")
+    return paths

@@ -7,19 +7,23 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from vitral.errors import ImageError
 
+if TYPE_CHECKING:
+    from vitral.data.images import ImageMode
+    from vitral.tasks.base import Answer
+
 
 @dataclass(frozen=True)
 class Options:
-    """Predict the labels of images with a trained model.
+    """Predict with a trained model: labels, numbers, masks or boxes, whatever it was trained for.
 
     Examples: vitral predict runs/digits photo.png; vitral predict runs/photos folder/ --csv > answers.csv;
-    find . -name "*.jpg" | vitral predict runs/photos -
+    find . -name "*.jpg" | vitral predict runs/photos -; vitral predict runs/scenes folder/ --out pictures/
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
@@ -33,7 +37,11 @@ class Options:
     json: bool = False
     """Print one JSON document."""
     csv: bool = False
-    """Print CSV: image, label, probability, error."""
+    """Print CSV: image, what the task answers with, error."""
+    out: Annotated[str, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = ""
+    """Also write each image with its answer on it into this folder; of a segmenter the masks too."""
+    slide: bool = False
+    """Segmenters: look at large images window by window, at their own resolution."""
 
 
 def find_images(paths: tuple[str, ...]) -> Iterator[str | Path]:
@@ -61,6 +69,31 @@ def find_images(paths: tuple[str, ...]) -> Iterator[str | Path]:
             yield path
 
 
+def write_pictures(answers: "Iterator[Answer]", folder: Path, mode: "ImageMode") -> "Iterator[Answer]":
+    """Write each answer's picture as it passes by; a name that comes again gets a number."""
+    from PIL import Image
+
+    from vitral.data.images import read_image
+    from vitral.tasks.segment import Mask
+
+    folder.mkdir(parents=True, exist_ok=True)
+    taken: set[str] = set()
+    for answer in answers:
+        if not answer.error:
+            stem = base = Path(answer.name).stem
+            number = 1
+            while stem in taken:
+                number += 1
+                stem = f"{base}-{number}"
+            taken.add(stem)
+            pixels = read_image(answer.name, mode)
+            image = Image.fromarray(pixels.expand(3, -1, -1).permute(1, 2, 0).numpy().copy())
+            answer.draw(image).save(folder / f"{stem}.png")
+            if isinstance(answer, Mask):
+                Image.fromarray(answer.mask).save(folder / f"{stem}-mask.png")
+        yield answer
+
+
 def run(options: Options) -> None:
     """Print the answers as they come."""
     from rich.console import Console
@@ -68,17 +101,19 @@ def run(options: Options) -> None:
 
     from vitral.inference.predictor import Predictor
 
-    predictor = Predictor(options.source, batch_size=options.batch_size)
+    predictor = Predictor(options.source, batch_size=options.batch_size, slide=options.slide)
     answers = predictor.stream(find_images(options.paths), options.top_k)
+    if options.out:
+        answers = write_pictures(answers, Path(options.out), predictor.mode)
     bar = Console(stderr=True)
     answers = track(answers, "predicting", console=bar, transient=True, disable=not sys.stderr.isatty())
     if options.csv:
         writer = csv.writer(sys.stdout)
-        writer.writerow(["image", "label", "probability", "error"])
+        columns = predictor.task.answer.columns
+        writer.writerow(["image", *columns, "error"])
         for answer in answers:
-            pairs = zip(answer.labels, answer.probabilities, strict=True)
-            rows = [[answer.name, label, f"{p:.6f}", ""] for label, p in pairs]
-            writer.writerows(rows or [[answer.name, "", "", answer.error]])
+            rows = [] if answer.error else [[answer.name, *row, ""] for row in answer.rows()]
+            writer.writerows(rows or [[answer.name, *[""] * len(columns), answer.error]])
     elif options.json:
         print("[", end="")
         for i, answer in enumerate(answers):
@@ -86,6 +121,4 @@ def run(options: Options) -> None:
         print("\n]")
     else:
         for answer in answers:
-            pairs = zip(answer.labels, answer.probabilities, strict=True)
-            text = answer.error or "  ".join(f"{label} {100 * p:.1f} %" for label, p in pairs)
-            print(f"{answer.name}: {text}")
+            print(f"{answer.name}: {answer.error or answer.text()}")

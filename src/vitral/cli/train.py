@@ -9,29 +9,32 @@ from typing import Annotated, Any
 import tyro
 
 from vitral.cli.output import print_json
-from vitral.config import TrainConfig
+from vitral.config import TaskName, TrainConfig
 
 
 @dataclass(frozen=True)
 class Options:
-    """Train a classifier on a folder of images (or a CSV, Parquet, IDX or CIFAR set, or the embedded digits).
+    """Train a model on a folder of images (or a CSV, Parquet, COCO, YOLO, IDX or CIFAR set, or an embedded one).
+
+    The task is told by the data: class folders to classify, numbers to regress, masks to segment, boxes to detect.
 
     Options come from the defaults, under the recipe of the data, under --config, under flags. A run that goes on
     (--resume) has its own.
 
     Examples: vitral train digits; vitral train photos/ --model vit_lite_conv_patch4_32 --epochs 50 --out runs/photos;
     vitral train photos/ --out runs/photos --resume;
-    vitral train photos/ --config folder-finetune --model weights.safetensors
+    vitral train photos/ --config folder-finetune --model weights.safetensors;
+    vitral train digits-scenes --task detect; vitral train annotations.json --task segment
     """
 
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
-    """digits, fashion-mnist, mnist, cifar10, a folder with a folder for each class, a CSV or Parquet file, or
-    hf-hub:owner/name."""
+    """digits, digits-rotated, digits-scenes, fashion-mnist, mnist, cifar10, a folder with a folder for each class or
+    with images/ and masks/, a YOLO folder, a COCO json, a CSV or Parquet file, or hf-hub:owner/name."""
     out: Annotated[str, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/NAME)")] = ""
     """Run directory to write."""
     config: Annotated[str, tyro.conf.arg(metavar="FILE.toml|RECIPE", help_behavior_hint="")] = ""
     """File of options, under the names of the flags; or a recipe: digits, fashion-mnist, cifar10, folder-finetune."""
-    task: str = "classify"
+    task: Annotated[TaskName | None, tyro.conf.arg(help_behavior_hint="(default: told by the data)")] = None
     """What to learn."""
     resume: bool = False
     """Go on with the run in --out from its newest checkpoint."""
@@ -40,7 +43,7 @@ class Options:
     image_column: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """Column of image paths in a table."""
     label_column: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
-    """Column of labels in a table."""
+    """Column of labels in a table; several columns of numbers or of 0 and 1 are separated by commas."""
     json: bool = False
     """Print the metrics as JSON, and nothing else."""
     train: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=TrainConfig)
@@ -58,14 +61,15 @@ def defaults(args: list[str]) -> Options | None:
     if not words or "-h" in args or "--help" in args:
         return None
     named = {flag: args[args.index(flag) + 1] for flag in FLAGS if flag in args and args.index(flag) + 1 < len(args)}
-    data = open_data(words[0], named.get("--image-column"), named.get("--label-column"))
+    task = named.get("--task")
+    data = open_data(words[0], named.get("--image-column"), named.get("--label-column"), task)
     if "--resume" in args and is_run(started := Path(named.get("--out", f"runs/{data.name}"))):
         return Options(data=words[0], train=TrainConfig.from_dict(read_run_config(started).document["train"]))
     given: dict[str, Any] = read_config_file(Path(named["--config"])) if "--config" in named else {}
-    return Options(data=words[0], train=resolve_config(data, given))
+    return Options(data=words[0], train=resolve_config(data, given, task))
 
 
-FLAGS = ("--config", "--image-column", "--label-column", "--out")
+FLAGS = ("--config", "--image-column", "--label-column", "--out", "--task")
 
 
 def run(options: Options) -> None:
@@ -75,24 +79,32 @@ def run(options: Options) -> None:
 
     from vitral.api import train_and_report
     from vitral.data.sources.open import open_data
+    from vitral.training.log import MAIN
 
-    data = open_data(options.data, options.image_column, options.label_column)
+    data = open_data(options.data, options.image_column, options.label_column, options.task)
     out = Path(options.out or f"runs/{data.name}")
     command = f"vitral {shlex.join(sys.argv[1:])}" if Path(sys.argv[0]).name in ("vitral", "__main__.py") else ""
     runs = []
     for i in range(options.seeds):
         config = replace(options.train, seed=options.train.seed + i)
         place = out if options.seeds == 1 else out / f"seed-{config.seed}"
-        runs.append(train_and_report(data, config, place, resume=options.resume, quiet=options.json, command=command))
+        told = {"task": options.task, "resume": options.resume, "quiet": options.json, "command": command}
+        runs.append(train_and_report(data, config, place, **told))
     if not runs[0].wrote:
         return
     metrics: dict[str, Any] = {"runs": [{"path": str(run.path), "metrics": run.metrics} for run in runs]}
     for part in runs[0].metrics:
-        values = [run.metrics[part]["accuracy"] for run in runs]
+        name = next(name for name in MAIN if name in runs[0].metrics[part])
+        values = [run.metrics[part][name] for run in runs]
         spread = stdev(values) if len(values) > 1 else 0.0
-        metrics[part] = {"accuracy_mean": mean(values), "accuracy_stdev": spread, "seeds": len(values)}
+        metrics[part] = {f"{name}_mean": mean(values), f"{name}_stdev": spread, "seeds": len(values)}
         if options.seeds > 1 and not options.json:
-            print(f"{part}: {100 * mean(values):.2f} ± {100 * spread:.2f} % over {len(values)} seeds")
+            told = (
+                f"{100 * mean(values):.2f} ± {100 * spread:.2f} %"
+                if name == "accuracy"
+                else f"{mean(values):.4f} ± {spread:.4f}"
+            )
+            print(f"{part} {name}: {told} over {len(values)} seeds")
     if options.json:
         print_json(metrics)
     else:

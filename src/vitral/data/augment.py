@@ -5,7 +5,7 @@ mixup and cutmix. Partners of a mix are neighbours in the batch, which the loade
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -18,20 +18,27 @@ from vitral.data.transforms import normalize
 
 @dataclass(frozen=True)
 class Mixed:
-    """Images ready for the model (B, C, H, W), and the share (B,) of each that is its own and not its neighbour's."""
+    """Images ready for the model (B, C, H, W), the share (B,) of each that is its own and not its neighbour's, and the
+    maps (B, 2, 3) they were moved by.
+    """
 
     images: Tensor
     own: Tensor
+    maps: Tensor | None = None
 
 
-def augment(images: Tensor, noise: Noise, a: Augmentation, p: Preprocess) -> Mixed:
-    """uint8 (B, C, H, W) -> augmented, normalised floats, and how they were mixed."""
+def augment(images: Tensor, noise: Noise, a: Augmentation, p: Preprocess, mirror: bool = True) -> Mixed:
+    """uint8 (B, C, H, W) -> augmented, normalised floats, and how they were moved and mixed.
+
+    What a map brings in from outside is the mirrored image, or the mean colour where things in the image are counted.
+    """
     x = images.float() / 255
-    x = warp(x, affine_maps(noise, a, (x.shape[2], x.shape[3])))
+    maps = affine_maps(noise, a, (x.shape[2], x.shape[3]))
+    x = warp(x, maps, None if mirror else x.new_tensor(p.mean))
     x = recolor(x, noise, a)
     x = normalize(x, p)
     x = erase(x, noise, a.erasing)
-    return mix(x, noise, a.mixup, a.cutmix)
+    return replace(mix(x, noise, a.mixup, a.cutmix), maps=maps)
 
 
 # ---- geometry ----
@@ -67,12 +74,15 @@ def affine_maps(noise: Noise, a: Augmentation, size: tuple[int, int]) -> Tensor 
     return torch.stack([row_x, row_y], 1).float()
 
 
-def warp(x: Tensor, maps: Tensor | None) -> Tensor:
-    """Resample (B, C, H, W) through one affine map per sample; what comes from outside is mirrored at the border."""
+def warp(x: Tensor, maps: Tensor | None, fill: Tensor | None = None) -> Tensor:
+    """Resample (B, C, H, W) through one affine map per sample; outside is a colour (C,), or mirrored at the border."""
     if maps is None:
         return x
     grid = F.affine_grid(maps.to(x), list(x.shape), align_corners=False)
-    return F.grid_sample(x, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+    if fill is None:
+        return F.grid_sample(x, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+    colour = fill[:, None, None]
+    return F.grid_sample(x - colour, grid, mode="bilinear", padding_mode="zeros", align_corners=False) + colour
 
 
 # ---- RandAugment and TrivialAugment ----

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vitral.data.sources.base import Data, ImageFiles
+from vitral.data.sources.base import Data, ImageFiles, Problem
 from vitral.errors import ImageError
 
 
@@ -29,26 +29,65 @@ def check_data(data: Data, on_step: Callable[[int, int], None] = lambda done, to
     part_of = {int(i): part for part, indices in data.splits.items() for i in indices}
     groups = [group for group in by_content.values() if len(group) > 1]
     leaks = [group for group in groups if len({part_of.get(i) for i in group}) > 1]
-    conflicts = [group for group in groups if len({int(data.targets[i]) for i in group}) > 1]
-    counts = torch.bincount(data.targets, minlength=len(data.classes)).tolist()
-    balance = dict(zip(data.classes, counts, strict=True))
+    conflicts = [group for group in groups if not all(_same_target(data, group[0], i) for i in group[1:])]
+    balance = _balance(data)
+    few = max(2, 0.1 * max(balance.values(), default=0))
     report = {
         "data": data.name,
         "images": len(data.images),
         "splits": {part: len(indices) for part, indices in data.splits.items()},
+        "kind": data.kind,
         "classes": balance,
+        "numbers": _numbers(data),
         "unreadable": unreadable,
         "duplicates": _names(data, groups),
         "leaks_between_splits": _names(data, leaks),
         "same_image_other_label": _names(data, conflicts),
-        "classes_alike_but_for_case": _alike(data.classes),
-        "rare_classes": [name for name, count in balance.items() if count < max(2, 0.1 * max(counts))],
+        "classes_alike_but_for_case": _alike(data.classes or data.mask_classes or []),
+        "rare_classes": [name for name, count in balance.items() if count < few],
         "sizes": _sizes(sizes),
         "extreme_sizes": [data.images.name(i) for h, w, i in sizes if min(h, w) < 8 or max(h, w) > 10 * min(h, w)],
+        "annotations": _by_kind(data.problems),
     }
     kinds = ("unreadable", "duplicates", "same_image_other_label", "classes_alike_but_for_case", "extreme_sizes")
-    report["problems"] = sum(len(report[kind]) for kind in kinds)
+    report["problems"] = sum(len(report[kind]) for kind in kinds) + len(data.problems)
     return report
+
+
+def _same_target(data: Data, i: int, j: int) -> bool:
+    if data.boxes is not None and not torch.equal(data.boxes.rows[i], data.boxes.rows[j]):
+        return False
+    if data.masks is not None and not torch.equal(data.masks.images.read(i, "grey"), data.masks.images.read(j, "grey")):
+        return False
+    return torch.equal(data.targets[i], data.targets[j])
+
+
+def _balance(data: Data) -> dict[str, int]:
+    """Images of each class, or showing it; nothing where the targets are no classes."""
+    if data.kind == "label":
+        counts = torch.bincount(data.targets, minlength=len(data.classes)).tolist()
+    elif data.kind == "labels":
+        counts = data.targets.sum(0).long().tolist()
+    else:
+        return {}
+    return dict(zip(data.classes, counts, strict=True))
+
+
+def _numbers(data: Data) -> dict[str, dict[str, float]]:
+    """Smallest, mean and largest of each number of the targets."""
+    if data.kind != "numbers":
+        return {}
+    names = data.target_names or [str(k) for k in range(data.targets.shape[1])]
+    columns = zip(names, data.targets.double().unbind(1), strict=True)
+    return {n: {"smallest": float(v.min()), "mean": float(v.mean()), "largest": float(v.max())} for n, v in columns}
+
+
+def _by_kind(problems: list[Problem]) -> dict[str, list[dict[str, str]]]:
+    """What the source found wrong with annotations, kind by kind."""
+    groups: dict[str, list[dict[str, str]]] = defaultdict(list)
+    for found in problems:
+        groups[found["kind"]].append({"image": found["image"], "error": found["error"]})
+    return dict(groups)
 
 
 def _names(data: Data, groups: list[list[int]]) -> list[list[str]]:

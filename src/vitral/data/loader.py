@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vitral.config import Augmentation, Preprocess
+from vitral.config import Augmentation, Preprocess, pair
 from vitral.data.noise import Noise
 from vitral.data.sources.base import Data, ImageArray, to_mode
-from vitral.data.transforms import decode_size, eval_transform, random_resized_crop
+from vitral.data.targets import Targets, Values, View
+from vitral.data.transforms import decode_size, eval_transform, eval_view, random_view, show
 from vitral.errors import DataError, ImageError
 
 RATIO = (3 / 4, 4 / 3)
@@ -33,8 +34,11 @@ class Batch:
 class _Reader(Dataset):
     """Reads a batch of images by their numbers; runs in a worker process where there are any."""
 
-    def __init__(self, data: Data, preprocess: Preprocess, crop_scale: float, seed: int, strict: bool) -> None:
+    def __init__(
+        self, data: Data, targets: Targets | None, preprocess: Preprocess, crop_scale: float, seed: int, strict: bool
+    ) -> None:
         self.data, self.preprocess, self.crop_scale = data, preprocess, crop_scale
+        self.targets = targets or Values(data.targets)
         self.seed, self.strict = seed, strict
         self.at_least = decode_size(preprocess, crop_scale)
 
@@ -44,8 +48,9 @@ class _Reader(Dataset):
         as_it_is = isinstance(images, ImageArray) and images.pixels.shape[-2:] == self.preprocess.img_size
         if as_it_is and self.crop_scale == 1 and self.preprocess.crop_mode == "squash":
             pixels = to_mode(images.pixels[indices], self.data.mode)  # type: ignore[union-attr]
-            return Batch(pixels, self.data.targets[indices], samples, [])
+            return Batch(pixels, self._targets(indices, [View.whole()] * len(indices)), samples, [])
         read: dict[int, Tensor] = {}
+        views: list[View] = []
         unreadable = []
         for place, (index, sample) in enumerate(zip(indices.tolist(), samples, strict=True)):
             try:
@@ -55,17 +60,26 @@ class _Reader(Dataset):
                     raise
                 unreadable.append(str(error))
                 continue
-            read[place] = self._to_size(x, sample)
+            read[place], view = self._to_size(x, sample)
+            views.append(view)
         if not read:
             raise DataError(f"none of the {len(indices)} images of a batch can be read; the first: {unreadable[0]}")
         at = torch.tensor(list(read))
-        return Batch(torch.stack(list(read.values())), self.data.targets[indices[at]], samples[at], unreadable)
+        targets = self._targets(indices[at], views)
+        return Batch(torch.stack(list(read.values())), targets, samples[at], unreadable)
 
-    def _to_size(self, x: Tensor, sample: Tensor) -> Tensor:
+    def _to_size(self, x: Tensor, sample: Tensor) -> tuple[Tensor, View]:
+        size = (x.shape[1], x.shape[2])
         if self.crop_scale == 1:
-            return eval_transform(x, self.preprocess)
-        noise = Noise(self.seed, sample[None])
-        return random_resized_crop(x, self.preprocess, noise, (self.crop_scale, 1.0), RATIO)
+            return eval_transform(x, self.preprocess), eval_view(size, self.preprocess)
+        view = random_view(size, Noise(self.seed, sample[None]), (self.crop_scale, 1.0), RATIO)
+        return show(x, view, self.preprocess), view
+
+    def _targets(self, indices: Tensor, views: list[View]) -> Tensor:
+        size = pair(self.preprocess.img_size)
+        return self.targets.stack(
+            [self.targets.take(index, view, size) for index, view in zip(indices.tolist(), views, strict=True)]
+        )
 
 
 def _load(reader: _Reader, batches: Sequence[tuple[Tensor, Tensor]], workers: int) -> Iterator[Batch]:
@@ -81,7 +95,7 @@ class TrainLoader:
 
     def __init__(
         self, data: Data, preprocess: Preprocess, augment: Augmentation, batch_size: int, seed: int, strict: bool,
-        workers: int, rank: int, world: int,
+        workers: int, rank: int, world: int, targets: Targets | None = None,
     ) -> None:  # fmt: skip
         self.indices = data.splits["train"]
         self.repeats = augment.repeats
@@ -90,7 +104,8 @@ class TrainLoader:
         self.batch_size -= self.batch_size % world
         if self.batch_size < world:
             raise DataError(f"{len(self.indices)} training images are too few for {world} processes.")
-        self.reader = _Reader(data, preprocess, augment.crop_scale, seed, strict)
+        self.targets = targets or Values(data.targets)
+        self.reader = _Reader(data, self.targets, preprocess, augment.crop_scale, seed, strict)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -117,8 +132,9 @@ class TrainLoader:
 
 
 def eval_batches(
-    data: Data, indices: Tensor, preprocess: Preprocess, batch_size: int, strict: bool, workers: int
-) -> Iterator[Batch]:
+    data: Data, indices: Tensor, preprocess: Preprocess, batch_size: int, strict: bool, workers: int,
+    targets: Targets | None = None,
+) -> Iterator[Batch]:  # fmt: skip
     """Every image once, in order; those that cannot be read are left out and named."""
-    reader = _Reader(data, preprocess, 1.0, 0, strict)
+    reader = _Reader(data, targets, preprocess, 1.0, 0, strict)
     return _load(reader, [(part, part) for part in indices.split(batch_size)], workers)

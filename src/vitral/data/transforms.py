@@ -11,6 +11,7 @@ from torch import Tensor
 from vitral.config import Preprocess, pair
 from vitral.data.images import AtLeast
 from vitral.data.noise import Noise
+from vitral.data.targets import View
 
 Size = tuple[int, int]
 
@@ -23,7 +24,7 @@ def resize(x: Tensor, size: Size, interpolation: str) -> Tensor:
 
 
 def resized_size(size: Size, p: Preprocess) -> Size:
-    """The size that an image is resized to before the centre is cut out; with `squash` the target itself.
+    """The size that an image is resized to before the centre is cut out, or what is missing padded.
 
     Sides are rounded down, as everybody does: a crop that is off by half a pixel is another image.
     """
@@ -33,6 +34,9 @@ def resized_size(size: Size, p: Preprocess) -> Size:
     if p.crop_mode == "squash_center":
         return int(height / p.crop_pct + 1e-6), int(width / p.crop_pct + 1e-6)
     H, W = size
+    if p.crop_mode == "pad":
+        scale = min(height / H, width / W)
+        return max(min(round(H * scale), height), 1), max(min(round(W * scale), width), 1)
     if height / H >= width / W:
         short = int(height / p.crop_pct + 1e-6)
         return short, max(width, short * W // H)
@@ -41,21 +45,53 @@ def resized_size(size: Size, p: Preprocess) -> Size:
 
 
 def eval_transform(x: Tensor, p: Preprocess) -> Tensor:
-    """(C, H, W) -> (C, h, w): resize, then cut the centre out."""
+    """(C, H, W) -> (C, h, w): resize, then cut the centre out, or pad."""
     height, width = pair(p.img_size)
     x = resize(x, resized_size((x.shape[1], x.shape[2]), p), p.interpolation)
+    if p.crop_mode == "pad":
+        return _pad(x, (height, width), p)
     top, left = (x.shape[1] - height) // 2, (x.shape[2] - width) // 2
     return x[:, top : top + height, left : left + width]
+
+
+def eval_view(size: Size, p: Preprocess) -> View:
+    """The part of an image of this size that `eval_transform` shows."""
+    height, width = pair(p.img_size)
+    H, W = resized_size(size, p)
+    if p.crop_mode == "pad":
+        return View(0.0, 0.0, height / H, width / W)
+    return View((H - height) // 2 / H, (W - width) // 2 / W, height / H, width / W)
+
+
+def _pad(x: Tensor, size: Size, p: Preprocess) -> Tensor:
+    """Fill up to the size with the mean colour, at the right and below."""
+    colour = x.new_tensor([round(255 * mean) for mean in p.mean])
+    canvas = colour[:, None, None].expand(-1, *size).clone()
+    canvas[:, : x.shape[1], : x.shape[2]] = x
+    return canvas
 
 
 def random_resized_crop(
     x: Tensor, p: Preprocess, noise: Noise, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> Tensor:
-    """Cut out a random box of a share `scale` of the area and an aspect `ratio`, and resize it to the target.
+    """Cut out a random box of a share `scale` of the area and an aspect `ratio`, and resize it to the target."""
+    return show(x, random_view((x.shape[1], x.shape[2]), noise, scale, ratio), p)
+
+
+def show(x: Tensor, view: View, p: Preprocess) -> Tensor:
+    """Cut a part out of (C, H, W) and resize it to the target."""
+    H, W = x.shape[1], x.shape[2]
+    top, left = round(view.top * H), round(view.left * W)
+    h, w = round(view.height * H), round(view.width * W)
+    return resize(x[:, top : top + h, left : left + w], pair(p.img_size), p.interpolation)
+
+
+def random_view(size: Size, noise: Noise, scale: tuple[float, float], ratio: tuple[float, float]) -> View:
+    """A random box of a share `scale` of the area and an aspect `ratio`, on whole pixels.
 
     Ten tries, as everybody does; then the largest centred box of a permitted aspect.
     """
-    H, W = x.shape[1], x.shape[2]
+    H, W = size
     draws = noise.uniform("crop", 40)[0].tolist()
     for i in range(0, 40, 4):
         area = H * W * (scale[0] + (scale[1] - scale[0]) * draws[i])
@@ -67,7 +103,7 @@ def random_resized_crop(
     else:
         w, h = min(W, round(H * ratio[1])), min(H, round(W / ratio[0]))
         top, left = (H - h) // 2, (W - w) // 2
-    return resize(x[:, top : top + h, left : left + w], pair(p.img_size), p.interpolation)
+    return View(top / H, left / W, h / H, w / W)
 
 
 def normalize(x: Tensor, p: Preprocess) -> Tensor:
@@ -85,7 +121,7 @@ def decode_size(p: Preprocess, smallest_crop: float = 1.0) -> AtLeast:
     was made smaller while it was decoded then comes out nearly as from the whole (docs/log.md has the figures).
     """
     height, width = pair(p.img_size)
-    factor = 1 / math.sqrt(smallest_crop) / (1.0 if p.crop_mode == "squash" else p.crop_pct)
+    factor = 1 / math.sqrt(smallest_crop) / (1.0 if p.crop_mode in ("squash", "pad") else p.crop_pct)
     exact = smallest_crop == 1
     factor *= 2 if exact else 1
     return AtLeast(math.ceil(height * factor), math.ceil(width * factor), even=exact)

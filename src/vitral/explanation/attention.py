@@ -83,13 +83,6 @@ def patch_token(model: VisionTransformer, size: tuple[int, int], x: int, y: int)
     return model.prefix_tokens + (y // P_h) * (width // P_w) + x // P_w
 
 
-def check_head(model: VisionTransformer, head: int | None) -> None:
-    """Raise unless the head is one of the model's."""
-    h = model.config.num_heads
-    if head is not None and not -h <= head < h:
-        raise InputError(f"head must be from {-h} to {h - 1}, got {head}.")
-
-
 def entropy(rows: Tensor) -> Tensor:
     """How widely each query looks, in nats: 0 for one token, log N for all alike. (..., N) -> (...)."""
     return torch.special.entr(rows).sum(-1)

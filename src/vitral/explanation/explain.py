@@ -1,9 +1,10 @@
 """`explain`: one call from a model and an image to maps that can be looked at, saved and scored."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -11,12 +12,16 @@ from torch import Tensor
 from vitral.data.transforms import normalize
 from vitral.errors import InputError, unknown_name
 from vitral.explanation import relevance
-from vitral.explanation.attention import FUSIONS, Recorder, check_head, patch_token, to_maps
+from vitral.explanation.attention import FUSIONS, Recorder, patch_token, to_maps
+from vitral.explanation.captions import Chosen, part_shown, said, size_of
 from vitral.explanation.faithfulness import Curves, curves
+from vitral.explanation.page import Rows, all_rows
 from vitral.explanation.positions import position_similarity
 from vitral.explanation.tokens import principal_colours
 from vitral.inference.predictor import ImageLike, Predictor
 from vitral.models.vit import VisionTransformer
+from vitral.tasks.classify import Classify
+from vitral.tasks.regress import Regress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,20 +36,45 @@ class Explanation:
     """(n, G_h, G_w), one for each title; colours (3, G_h, G_w) where `colours` is set."""
     titles: list[str]
     image: Tensor
-    """uint8 (C, H, W): what the model was shown."""
+    """uint8 (C, H, W): the prepared image, what the model was shown."""
     patch: tuple[int, int]
+    """Height and width of a patch in pixels."""
+    part: str = ""
+    """Which part of the original the prepared image is."""
     about: str = ""
-    """What was explained, for the caption."""
+    """The class that was explained; or what the model says, where the maps do not depend on a class."""
+    where: str = ""
+    """Which block, and from which token."""
+    layer: int | None = None
+    head: int | None = None
+    asked: tuple[int, int] | None = None
+    """A pixel (x, y) of the patch that was asked, if one was."""
+    label: str | None = None
+    """Name of the class that was explained."""
+    probability: float | None = None
+    """Its probability."""
+    answer: str = ""
+    """What the model says about the image."""
     colours: bool = False
-    rows: Tensor | None = None
-    """Every attention row as uint8 (L, h, queries, N), scaled to its largest: what the interactive page shows."""
+    rows: Rows | None = None
+    """Every attention row: what the interactive page shows."""
     scores: dict[str, float] = field(default_factory=dict)
     """Areas under the deletion and insertion curves, if they were asked for."""
+    name: str = ""
+    """The image's name."""
+    source: str = ""
+    """The model's name."""
 
     @property
     def grid(self) -> tuple[int, int]:
         """Rows and columns of patches."""
         return self.maps.shape[-2], self.maps.shape[-1]
+
+    @property
+    def caption(self) -> str:
+        """What is shown, in a line."""
+        said = "; ".join(filter(None, (self.where, self.about)))
+        return f"{self.method}: {said}" if said else self.method
 
     def figure(self) -> "Figure":
         """The maps laid over the image, as a matplotlib figure."""
@@ -53,7 +83,7 @@ class Explanation:
         return draw(self)
 
     def save(self, path: str | Path) -> Path:
-        """Write a picture (.png, .svg, .pdf) or an interactive page (.html)."""
+        """Write a picture (.png, .svg, .pdf, .jpg) or an interactive page (.html)."""
         from vitral.explanation.figures import save
 
         return save(self, Path(path))
@@ -69,27 +99,34 @@ class Question:
     head: int | None = None
     target: relevance.Target = None
     patch: tuple[int, int] | None = None
+    track: relevance.Track = iter
 
     @property
-    def layers(self) -> list[int]:
+    def block(self) -> int:
         """The block asked for, or the last."""
-        return [-1 if self.layer is None else self.layer]
+        return (-1 if self.layer is None else self.layer) % self.model.config.depth
+
+    @property
+    def pooled(self) -> bool:
+        """Whether attention is that of the pooling: no [CLS], and neither patch nor block asked for."""
+        no_token = self.model.cls_token is None and self.patch is None
+        return no_token and self.layer is None and self.model.config.global_pool == "map"
 
 
 Maps = tuple[Tensor, list[str]]
 
 
 def _attention(q: Question) -> Maps:
-    check_head(q.model, q.head)
-    size = (q.x.shape[2], q.x.shape[3])
     with torch.no_grad():
         if q.patch is not None:
-            token = patch_token(q.model, size, *q.patch)
-            (rows,) = q.model.attention(q.x, q.layers, [token])
+            token = patch_token(q.model, (q.x.shape[2], q.x.shape[3]), *q.patch)
+            (rows,) = q.model.attention(q.x, [q.block], [token])
         elif q.model.cls_token is not None:
-            (rows,) = q.model.attention(q.x, q.layers, "cls")
+            (rows,) = q.model.attention(q.x, [q.block], "cls")
+        elif q.pooled:
+            rows = _pooling_rows(q)
         else:
-            rows = _pooled_rows(q)
+            rows = q.model.attention(q.x, [q.block], "all")[0].mean(2, keepdim=True)
     maps = to_maps(q.model, rows[0, :, 0], q.model.grid_of(q.x))
     if q.head is not None:
         return maps[q.head][None], [f"head {q.head % len(maps)}"]
@@ -98,15 +135,25 @@ def _attention(q: Question) -> Maps:
     return torch.cat([merged, maps] if every else [merged]), ["mean of heads", "max of heads", *every]
 
 
-def _pooled_rows(q: Question) -> Tensor:
-    """Models without [CLS]: what attention pooling reads, or else the mean over the queries of all patches."""
+def _pooling_rows(q: Question) -> Tensor:
+    """What attention pooling reads, with nothing for prefix tokens, which it does not see."""
     with Recorder() as record:
         q.model(q.x)
-    if len(record.rows) > q.model.config.depth:
-        R = q.model.prefix_tokens
-        rows = record.rows[-1]
-        return torch.cat([rows.new_zeros(*rows.shape[:3], R), rows], -1)
-    return q.model.attention(q.x, q.layers, "all")[0].mean(2, keepdim=True)
+    rows = record.rows[-1]
+    return torch.cat([rows.new_zeros(*rows.shape[:3], q.model.prefix_tokens), rows], -1)
+
+
+def _where(q: Question, method: str) -> str:
+    """Which block a picture is of, and who asks."""
+    if method not in ("attention", "tokens"):
+        return ""
+    if method == "tokens":
+        return f"block {q.block}"
+    if q.patch is not None:
+        return f"block {q.block}, from the patch at {q.patch[0]},{q.patch[1]}"
+    if q.model.cls_token is not None:
+        return f"block {q.block}, from [CLS]"
+    return "where the pooling reads" if q.pooled else f"block {q.block}, mean over all patches"
 
 
 def _rollout(q: Question) -> Maps:
@@ -114,11 +161,22 @@ def _rollout(q: Question) -> Maps:
     return maps, [f"rollout, {fusion} of heads" for fusion in FUSIONS]
 
 
-def _by(*methods: tuple[str, Callable[..., Tensor]]) -> Callable[[Question], Maps]:
-    def answer(q: Question) -> Maps:
-        return torch.cat([method(q.model, q.x, q.target) for _, method in methods]), [name for name, _ in methods]
+def _relevance(q: Question) -> Maps:
+    maps = [method(q.model, q.x, q.target) for method in (relevance.attribution, relevance.gradient_rollout)]
+    return torch.cat(maps), ["gradient x attention", "gradient rollout"]
 
-    return answer
+
+def _gradcam(q: Question) -> Maps:
+    maps = [
+        relevance.grad_cam(q.model, q.x, q.target),
+        relevance.integrated_gradients(q.model, q.x, q.target, track=q.track),
+        relevance.input_gradients(q.model, q.x, q.target),
+    ]
+    return torch.cat(maps), ["Grad-CAM", "integrated gradients", "input gradients"]
+
+
+def _occlusion(q: Question) -> Maps:
+    return relevance.occlusion(q.model, q.x, q.target, track=q.track), ["occlusion"]
 
 
 def _positions(q: Question) -> Maps:
@@ -128,24 +186,40 @@ def _positions(q: Question) -> Maps:
 
 
 def _tokens(q: Question) -> Maps:
-    layer = q.model._resolve_layers(q.layers)
-    (features,) = q.model.intermediate(q.x, layer)
-    return principal_colours(features.detach())[0], [f"principal components of block {layer[0]}"]
+    (features,) = q.model.intermediate(q.x, [q.block])
+    return principal_colours(features.detach())[0], [f"principal components of block {q.block}"]
 
 
 METHODS: dict[str, Callable[[Question], Maps]] = {
     "attention": _attention,
     "rollout": _rollout,
-    "relevance": _by(("gradient x attention", relevance.attribution), ("gradient rollout", relevance.gradient_rollout)),
-    "gradcam": _by(
-        ("Grad-CAM", relevance.grad_cam),
-        ("integrated gradients", relevance.integrated_gradients),
-        ("input gradients", relevance.input_gradients),
-    ),
-    "occlusion": _by(("occlusion", relevance.occlusion)),
+    "relevance": _relevance,
+    "gradcam": _gradcam,
+    "occlusion": _occlusion,
     "positions": _positions,
     "tokens": _tokens,
 }
+TAKES: dict[str, tuple[str, ...]] = {
+    "attention": ("layer", "head", "patch", "score", "interactive"),
+    "rollout": ("score", "interactive"),
+    "relevance": ("target", "score", "interactive"),
+    "gradcam": ("target", "score", "interactive"),
+    "occlusion": ("target", "score", "interactive"),
+    "positions": (),
+    "tokens": ("layer", "interactive"),
+}
+"""Which options mean something to a method."""
+
+
+def check_takes(method: str, options: Mapping[str, Any], words: Mapping[str, str]) -> None:
+    """Raise if an option is set that means nothing to the method; `words` are what the user calls the options."""
+    if method not in METHODS:
+        raise unknown_name("method", method, METHODS)
+    for name, value in options.items():
+        if value is None or value is False or name in TAKES[method]:
+            continue
+        who = [other for other in METHODS if name in TAKES[other]]
+        raise InputError(f"{method} takes no {words.get(name, name)}; it is for {', '.join(who)}.")
 
 
 def explain(
@@ -159,82 +233,121 @@ def explain(
     patch: tuple[int, int] | None = None,
     score: bool = False,
     interactive: bool = False,
+    track: relevance.Track = iter,
 ) -> Explanation:
     """Show what a model looks at: attention, rollout, relevance, gradcam, occlusion, positions or tokens.
 
-    `layer` and `head` choose for attention and tokens; `patch` (x, y in pixels of the prepared image) asks where that
-    patch looks; `target` is a class (name or number), or a function of the output, for the methods with gradients.
-    `score` measures how faithful the first map is; `interactive` gathers what the .html page needs.
+    `layer` chooses the block for attention and tokens, `head` one head of attention, `patch` (x, y in pixels of the
+    prepared image) asks where that patch looks; `target` is a class (name or number), or a function of the output, for
+    relevance, gradcam and occlusion. `score` measures how faithful the first map is; `interactive` gathers what the
+    .html page needs; `track` is put around the steps of slow methods, to show how far they are (tqdm will do).
     """
-    if method not in METHODS:
-        raise unknown_name("method", method, METHODS)
+    given = {"layer": layer, "head": head, "target": target, "patch": patch, "score": score, "interactive": interactive}
+    check_takes(method, given, {"score": "score=True", "interactive": "interactive=True"})
+    if not isinstance(image, ImageLike):
+        what = "None" if image is None else f"a {type(image).__name__}"
+        raise InputError(f"explain takes one image (a path, bytes, a picture or an array), got {what}.")
     predictor = source if isinstance(source, Predictor) else Predictor(source)
-    model = predictor.model
+    model = predictor.vit
+    layer = _number("layer", "a block", layer, -model.config.depth, model.config.depth - 1)
+    head = _number("head", "a head", head, -model.config.num_heads, model.config.num_heads - 1)
+    by_class = "target" in TAKES[method]
+    chosen = _target(predictor, target) if by_class else None
+    if score and (callable(chosen) or not predictor.labels or not isinstance(predictor.task, Classify)):
+        raise InputError("a score needs a class to ask for: a model that classifies, and no function as the target.")
     pixels = predictor.prepare(image)
+    size = (pixels.shape[1], pixels.shape[2])
+    part = part_shown(size_of(image), predictor.preprocess)
+    if patch is not None:
+        patch = _pixel(patch, size, part)
     x = normalize(pixels[None], predictor.preprocess).to(predictor.device)
-    number = _class_number(predictor, target)
     with torch.inference_mode(False):
-        question = Question(model, x, layer, head, number, patch)
+        question = Question(model, x, layer, head, _asked_of(predictor, chosen), patch, track)
         maps, titles = METHODS[method](question)
-        scores = _scores(question, maps) if score else {}
-        rows = _all_rows(model, x) if interactive else None
-    about = _caption(predictor, x, method, number)
-    colours = method == "tokens"
-    return Explanation(method, maps.detach().cpu(), titles, pixels, model.config.patch, about, colours, rows, scores)
+        scores = _scores(question, titles[0], method, maps) if score else {}
+        rows = all_rows(model, x, head) if interactive else None
+    return Explanation(
+        method, maps.detach().cpu(), titles, pixels, model.config.patch, part,
+        where=_where(question, method),
+        layer=question.block if "layer" in TAKES[method] and not question.pooled else None,
+        head=None if head is None else head % model.config.num_heads,
+        asked=patch,
+        **said(predictor, x, chosen, by_class) if method not in ("positions", "tokens") else {},
+        colours=method == "tokens", rows=rows, scores=scores,
+        name=str(image) if isinstance(image, str | Path) else "",
+        source=str(source) if isinstance(source, str | Path) else "",
+    )  # fmt: skip
 
 
-def _class_number(predictor: Predictor, target: Any) -> Any:
-    """A class by its number; a function of the output stays what it is."""
+def _number(name: str, what: str, value: Any, low: int, high: int) -> int | None:
+    """A whole number in a range, or None."""
+    try:
+        whole = None if value is None else index(value)
+    except TypeError:
+        whole = high + 1
+    if whole is not None and not low <= whole <= high:
+        raise InputError(f"{name} must be {what} from {low} to {high}, got {value!r}.")
+    return whole
+
+
+def _pixel(patch: Any, size: tuple[int, int], part: str) -> tuple[int, int]:
+    """A pixel (x, y) of the prepared image."""
+    try:
+        x, y = (index(value) for value in patch)
+    except (TypeError, ValueError):
+        raise InputError(f"patch must be two whole numbers (x, y), got {patch!r}.") from None
+    height, width = size
+    if not (0 <= x < width and 0 <= y < height):
+        raise InputError(
+            f"the patch at {x},{y} lies outside the prepared image of {width} x {height} pixels "
+            f"(of your image: {part})."
+        )
+    return x, y
+
+
+def _target(predictor: Predictor, target: Any) -> Chosen:
+    """The number of a class by its name or number, a function of the output as it is, or None for the likeliest."""
+    labels, own_head = predictor.labels, predictor.vit is predictor.model
+    if own_head and callable(target) and not isinstance(target, Tensor):
+        return cast(Callable[[Tensor], Tensor], target)
+    if not own_head or not labels:
+        can = ", ".join(name for name in METHODS if "target" not in TAKES[name])
+        lacks = "has no classes" if own_head else "has no class for the image as a whole"
+        other = ", or from Python a function of its output as target" * own_head
+        raise InputError(f"this model {lacks} that could be explained; use {can}{other}.")
+    if target is None:
+        if isinstance(predictor.task, Regress) and len(labels) > 1:
+            raise InputError(f"this model tells several numbers; say which to explain: {', '.join(labels)}.")
+        return None
     if isinstance(target, str):
-        if target not in predictor.labels and not target.isdigit():
-            raise unknown_name("class", target, predictor.labels)
-        target = predictor.labels.index(target) if target in predictor.labels else int(target)
-    classes = predictor.model.config.num_classes
-    if isinstance(target, int) and not 0 <= target < classes:
-        raise InputError(f"target must be a class from 0 to {classes - 1}, got {target}.")
-    return target
+        if target in labels:
+            return labels.index(target)
+        if not target.removeprefix("-").isdigit():
+            raise unknown_name("class", target, labels)
+        target = int(target)
+    return _number("class", "a number", target, 0, len(labels) - 1)
 
 
-def _caption(predictor: Predictor, x: Tensor, method: str, target: Any) -> str:
-    if method in ("positions", "tokens") or not predictor.model.config.num_classes:
-        return ""
-    probabilities = (predictor.logits(x)[0] / predictor.temperature).softmax(0)
-    wanted = int(probabilities.argmax()) if not isinstance(target, int) else target
-    return f"{predictor.labels[wanted]} {100 * probabilities[wanted]:.1f} %"
+def _asked_of(predictor: Predictor, chosen: Chosen) -> relevance.Target:
+    """What is asked of the output: a class where they exclude each other, and otherwise its number alone."""
+    if isinstance(predictor.task, Classify) or callable(chosen):
+        return chosen
+    K = len(predictor.labels)
+    if chosen is None:
+        return lambda y: y[:, :K].amax(1)
+    return lambda y: y[:, chosen]
 
 
-def _scores(q: Question, maps: Tensor) -> dict[str, float]:
+def _scores(q: Question, title: str, method: str, maps: Tensor) -> dict[str, float]:
     """How faithful the first map is, beside input gradients and chance."""
-    classes = q.model.config.num_classes and not callable(q.target)
-    if not classes or maps.shape[-2:] != q.model.grid_of(q.x):
-        raise InputError("a score needs a class to ask for, and a map over the patches of the image.")
     with torch.no_grad():
         target = q.model(q.x).argmax(1) if q.target is None else torch.as_tensor(q.target).view(1)
+    name = f"attention, {title}" if method == "attention" else title
     chance = torch.rand(maps[:1].shape, generator=torch.Generator().manual_seed(0))
-    rivals = {"map": maps[:1], "input gradients": relevance.input_gradients(q.model, q.x, target), "chance": chance}
+    rivals = {name: maps[:1], "input gradients": relevance.input_gradients(q.model, q.x, target), "chance": chance}
     found: dict[str, float] = {}
-    for name, each in rivals.items():
+    for rival, each in rivals.items():
         measured: Curves = curves(q.model, q.x, each, target)
-        found[f"{name}: deletion"] = float(measured.deletion_auc)
-        found[f"{name}: insertion"] = float(measured.insertion_auc)
+        found[f"{rival}: deletion"] = float(measured.deletion_auc)
+        found[f"{rival}: insertion"] = float(measured.insertion_auc)
     return found
-
-
-LARGEST_PAGE = 16 * 2**20
-
-
-def _all_rows(model: VisionTransformer, x: Tensor) -> Tensor:
-    """Attention of [CLS], if there is one, and of every patch, in every layer and head as uint8 (L, h, queries, N).
-
-    Heads are averaged where it would be vast.
-    """
-    R, (G_h, G_w) = model.prefix_tokens, model.grid_of(x)
-    asked = torch.tensor([0] * (model.cls_token is not None) + list(range(R, R + G_h * G_w)))
-    vast = model.config.depth * model.config.num_heads * len(asked) * G_h * G_w > LARGEST_PAGE
-    kept = []
-    with torch.no_grad():
-        for block, z in zip(model.blocks, model.states(model.embed_tokens(x)[0]), strict=False):
-            rows = block.attention_rows(z, asked)[0, ..., R:]  # (h, queries, N)  # pyright: ignore
-            rows = rows.mean(0, keepdim=True) if vast else rows
-            kept.append((255 * rows / rows.amax(-1, keepdim=True).clamp(min=1e-12)).round().to(torch.uint8).cpu())
-    return torch.stack(kept)

@@ -1,74 +1,122 @@
-"""Explanations as pictures: maps over the image, patch by patch and to the pixel, and a page to play with.
+"""Explanations as pictures: maps over the image, patch by patch and to the pixel.
 
-Colours come from cividis, which reads the same to colour-blind eyes; every map of a figure has its own scale.
-Non-square images keep their aspect.
+Every map has its own scale, by the rule of `colours.py`, and its numbers below it. Images keep their aspect.
 """
 
-import base64
-import io
-import json
 import math
-from importlib.resources import files
+import textwrap
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from PIL import Image
 from torch import Tensor
 
 from vitral.errors import InputError
+from vitral.explanation.colours import Scale, colormap, number, paint, scale_of
 from vitral.explanation.explain import Explanation
-from vitral.weights.atomic import write_atomically
+from vitral.explanation.page import save_page
 
 PICTURES = (".png", ".svg", ".pdf", ".jpg")
-COLOURS = "cividis"
 MOST = 48
 """Maps that one figure shows at most."""
 LARGEST_GRID = 7
 """Positions on a side that the grid of grids shows at most."""
+SIDE = 2.4
+"""Width of a panel in inches."""
 
 
 def draw(e: Explanation) -> Figure:
     """The image, then every map laid over it; positions as a grid of grids; colours as they are."""
-    if e.colours:
-        return _draw_colours(e)
     if e.method == "positions":
         return _draw_grid_of_grids(e)
-    panels = min(len(e.maps), MOST) + 1
-    columns = min(panels, 4 if panels <= 12 else 7)
-    rows = math.ceil(panels / columns)
+    maps = [e.maps] if e.colours else list(e.maps[:MOST])
+    columns = columns_for(1 + len(maps))
+    rows = math.ceil((1 + len(maps)) / columns)
     H, W = e.image.shape[1:]
-    side = 2.4
-    figure = Figure(figsize=(columns * side, rows * (side * H / W + 0.32) + 0.3 * bool(e.about)), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).flat
+    title = textwrap.fill(e.caption, max(40, int(columns * SIDE * 13)))
+    height = rows * (SIDE * H / W + 0.7) + 0.18 * (1 + title.count("\n"))
+    figure = Figure(figsize=(columns * SIDE, height), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for ax in axes:
         ax.set_axis_off()
-    axes = list(figure.axes)
     picture = as_picture(e.image)
-    axes[0].imshow(picture)
-    axes[0].set_title(f"{W} x {H} pixels", fontsize=9)
-    for ax, map_, title in zip(axes[1:], e.maps, e.titles, strict=False):
+    for i, ax in enumerate(axes[: 1 + len(maps)]):
         ax.imshow(picture)
-        overlay(ax, map_, (H, W))
-        ax.set_title(title, fontsize=9)
-    if e.about:
-        figure.suptitle(f"{e.method}: {e.about}", fontsize=10)
+        if i == 0:
+            ax.set_title(f"image, {W} x {H} pixels", fontsize=9)
+            _below(ax, e.part)
+        elif e.colours:
+            ax.imshow(e.maps.permute(1, 2, 0).numpy(), interpolation="nearest", extent=_extent((H, W)))
+            ax.set_title(e.titles[0], fontsize=9)
+            _below(ax, "alike in colour, alike to the model")
+        else:
+            overlay(ax, maps[i - 1], (H, W))
+            ax.set_title(e.titles[i - 1], fontsize=9)
+            _legend(ax, scale_of(maps[i - 1]))
+        if e.asked is not None:
+            _frame(ax, e)
+    figure.suptitle(title, fontsize=10)
     return figure
+
+
+def columns_for(panels: int) -> int:
+    """Columns that leave no panel alone in the last row, and the fewest places empty."""
+    if panels <= 5:
+        return panels
+    choice = (4, 3, 5) if panels <= 12 else (4, 5, 6, 7)
+    return min(choice, key=lambda columns: (panels % columns == 1, -panels % columns))
 
 
 def overlay(ax: Axes, map_: Tensor, size: tuple[int, int], alpha: float = 0.72) -> None:
     """Lay a map over an image that is drawn at its pixels, each cell exactly on its patch."""
     H, W = size
-    ax.imshow(map_.numpy(), cmap=COLOURS, alpha=alpha, interpolation="nearest", extent=(-0.5, W - 0.5, H - 0.5, -0.5))
+    scale = scale_of(map_)
+    ax.imshow(
+        map_.numpy(), cmap=colormap(scale.low < 0), vmin=scale.bottom, vmax=scale.top, alpha=alpha,
+        interpolation="nearest", extent=_extent(size),
+    )  # fmt: skip
     ax.set_xlim(-0.5, W - 0.5)
     ax.set_ylim(H - 0.5, -0.5)
 
 
+def _extent(size: tuple[int, int]) -> tuple[float, float, float, float]:
+    return -0.5, size[1] - 0.5, size[0] - 0.5, -0.5
+
+
+def _below(ax: Axes, text: str, place: float = 0.5, line: int = 0) -> None:
+    """Small words below a panel."""
+    align = {0.0: "left", 1.0: "right"}.get(place, "center")
+    down = (0, -9 - 9 * line)
+    ax.annotate(
+        text, (place, 0), down, xycoords="axes fraction", textcoords="offset points", ha=align, va="top", fontsize=7
+    )
+
+
+def _legend(ax: Axes, scale: Scale) -> None:
+    """Below a panel its colours, from which number to which they go, and the range of the values."""
+    strip = ax.inset_axes((0, -0.045, 1, 0.03))
+    strip.imshow(np.linspace(0, 1, 256)[None], cmap=colormap(scale.low < 0), aspect="auto")
+    strip.set_axis_off()
+    _below(ax, number(scale.bottom), 0.0)
+    _below(ax, number(scale.top), 1.0)
+    _below(ax, scale.text(), line=1)
+
+
+def _frame(ax: Axes, e: Explanation) -> None:
+    """A thin frame round the patch that was asked, white on black to be seen on everything."""
+    assert e.asked is not None
+    P_h, P_w = e.patch
+    corner = (e.asked[0] // P_w * P_w - 0.5, e.asked[1] // P_h * P_h - 0.5)
+    for colour, width in (("black", 1.8), ("white", 0.8)):
+        ax.add_patch(Rectangle(corner, P_w, P_h, fill=False, edgecolor=colour, linewidth=width))
+
+
 def as_picture(image: Tensor) -> np.ndarray:
     """uint8 (C, H, W) -> (H, W, 3)."""
-    return image.expand(3, -1, -1).permute(1, 2, 0).numpy() if image.shape[0] == 1 else image.permute(1, 2, 0).numpy()
+    return image.expand(3, -1, -1).permute(1, 2, 0).numpy()
 
 
 def blended(image: Tensor, map_: Tensor, alpha: float = 0.55) -> Image.Image:
@@ -76,24 +124,10 @@ def blended(image: Tensor, map_: Tensor, alpha: float = 0.55) -> Image.Image:
     H, W = image.shape[1:]
     factor = max(1, -(-112 // min(H, W)))
     photo = np.kron(as_picture(image), np.ones((factor, factor, 1), np.uint8)).astype(float)
-    low, high = float(map_.min()), float(map_.max())
-    cells = ((map_ - low) / max(high - low, 1e-12)).numpy()
+    cells = paint(map_)
     rows = np.arange(H * factor) * cells.shape[0] // (H * factor)
     columns = np.arange(W * factor) * cells.shape[1] // (W * factor)
-    colours = 255 * matplotlib.colormaps[COLOURS](cells[rows][:, columns])[..., :3]
-    return Image.fromarray(((1 - alpha) * photo + alpha * colours).round().astype(np.uint8))
-
-
-def _draw_colours(e: Explanation) -> Figure:
-    H, W = e.image.shape[1:]
-    figure = Figure(figsize=(6, 3 * H / W + 0.5), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    left.imshow(as_picture(e.image))
-    right.imshow(e.maps.permute(1, 2, 0).numpy(), interpolation="nearest", extent=(-0.5, W - 0.5, H - 0.5, -0.5))
-    for ax, title in ((left, "image"), (right, e.titles[0])):
-        ax.set_title(title, fontsize=9)
-        ax.set_axis_off()
-    return figure
+    return Image.fromarray(((1 - alpha) * photo + alpha * cells[rows][:, columns]).round().astype(np.uint8))
 
 
 def _draw_grid_of_grids(e: Explanation) -> Figure:
@@ -109,7 +143,7 @@ def _draw_grid_of_grids(e: Explanation) -> Figure:
             top, left = i * (G_h + gap), k * (G_w + gap)
             sheet[top : top + G_h, left : left + G_w] = e.maps[row * G_w + column]
     ax = figure.subplots()
-    shown = ax.imshow(sheet, cmap=COLOURS, vmin=-1, vmax=1, interpolation="nearest")
+    shown = ax.imshow(sheet, cmap=colormap(True), vmin=-1, vmax=1, interpolation="nearest")
     for axis, count, side in ((ax.xaxis, chosen_columns, G_w), (ax.yaxis, chosen_rows, G_h)):
         middles = [(side + gap) * i + (side - 1) / 2 for i in range(len(count))]
         axis.set_ticks(middles, [str(place + 1) for place in count], fontsize=8)
@@ -124,54 +158,18 @@ def _evenly(count: int, most: int) -> list[int]:
     return [round(i * (count - 1) / (min(count, most) - 1)) for i in range(min(count, most))] if count > 1 else [0]
 
 
+def check_suffix(path: Path) -> str:
+    """The end of a name, if it is one that can be written."""
+    suffix = path.suffix.lower()
+    if suffix not in (*PICTURES, ".html"):
+        raise InputError(f"{path} should end in {', '.join(PICTURES)} or .html.")
+    return suffix
+
+
 def save(e: Explanation, path: Path) -> Path:
     """Write the figure, or the page, as the end of the name says."""
-    suffix = path.suffix.lower()
-    if suffix == ".html":
+    if check_suffix(path) == ".html":
         return save_page(e, path)
-    if suffix not in PICTURES:
-        raise InputError(f"{path} should end in {', '.join(PICTURES)} or .html.")
     path.parent.mkdir(parents=True, exist_ok=True)
     draw(e).savefig(path, dpi=150, bbox_inches="tight", pad_inches=0.06)
     return path
-
-
-def save_page(e: Explanation, path: Path) -> Path:
-    """One file to open in a browser: hover a patch to see where it looks, choose layer and head, play the layers."""
-    if e.rows is None:
-        raise InputError("the page needs every attention row; make the explanation with interactive=True.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    buffer = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(as_picture(e.image))).save(buffer, "PNG")
-    layers, heads, queries, _ = e.rows.shape
-    height, width = e.image.shape[1:]
-    map_ = e.maps[0] if not e.colours and e.method not in ("attention", "positions") else None
-    facts = {
-        "image": "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode(),
-        "height": height,
-        "width": width,
-        "rows": height // e.patch[0],
-        "columns": width // e.patch[1],
-        "layers": layers,
-        "heads": heads,
-        "queries": queries,
-        "cls": queries > e.rows.shape[3],
-        "about": e.about,
-        "map": None if map_ is None else _stretched(map_),
-        "mapName": e.titles[0] if map_ is not None else "",
-        "attention": base64.b64encode(e.rows.numpy().tobytes()).decode(),
-        "colours": _colour_table(),
-    }
-    document = json.dumps(facts).replace("</", "<\\/")
-    page = files("vitral.explanation").joinpath("page.html").read_text()
-    write_atomically(path, page.replace("{{FACTS}}", document).encode())
-    return path
-
-
-def _stretched(map_: Tensor) -> list[int]:
-    low, high = float(map_.min()), float(map_.max())
-    return ((map_ - low) / max(high - low, 1e-12) * 255).round().int().flatten().tolist()
-
-
-def _colour_table() -> list[list[int]]:
-    return [[round(255 * v) for v in colour[:3]] for colour in matplotlib.colormaps[COLOURS](np.linspace(0, 1, 256))]

@@ -11,8 +11,9 @@ over places: Draelos and Carin, 2020, arXiv:2011.08891).
 Each takes images (B, C, H, W) and gives maps (B, G_h, G_w). The model's mode, gradients and hooks stay as they were.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ from vitral.models.vit import VisionTransformer
 
 Target = int | Tensor | Callable[[Tensor], Tensor] | None
 """A class, one per image, a function from outputs (B, ...) to numbers (B), or None for the likeliest class."""
+Track = Callable[[Any], Iterable[Any]]
+"""Put around the steps of a slow method: gives them on as they are, and may show how far it is."""
 
 
 def select(outputs: Tensor, target: Target) -> Tensor:
@@ -123,7 +126,9 @@ def grad_cam(model: VisionTransformer, x: Tensor, target: Target = None) -> Tens
     return to_maps(model, (grad * z.detach()).sum(-1).clamp(min=0), model.grid_of(x))
 
 
-def integrated_gradients(model: VisionTransformer, x: Tensor, target: Target = None, steps: int = 32) -> Tensor:
+def integrated_gradients(
+    model: VisionTransformer, x: Tensor, target: Target = None, steps: int = 32, track: Track = iter
+) -> Tensor:
     """sum over D of (z_n - z'_n) times the mean gradient on the way from z', the tokens of an image of mean colour.
 
     Over all patches the values add up to the change of the answer from that image to this one.
@@ -133,14 +138,16 @@ def integrated_gradients(model: VisionTransformer, x: Tensor, target: Target = N
         base = model.embed_tokens(torch.zeros_like(x))[0].detach()
         chosen = target if target is not None else from_tokens(model, z).argmax(1)
         total = torch.zeros_like(z)
-        for k in range(steps):
+        for k in track(range(steps)):
             point = (base + (k + 0.5) / steps * (z - base)).requires_grad_()
             (grad,) = torch.autograd.grad(select(from_tokens(model, point), chosen).sum(), point)
             total += grad / steps
     return to_maps(model, ((z - base) * total).sum(-1), model.grid_of(x))
 
 
-def occlusion(model: VisionTransformer, x: Tensor, target: Target = None, batch: int = 64) -> Tensor:
+def occlusion(
+    model: VisionTransformer, x: Tensor, target: Target = None, batch: int = 16, track: Track = iter
+) -> Tensor:
     """The fall of the target when each patch in turn takes the image's mean colour; of a class, the fall of log p."""
 
     def answer(images: Tensor, wanted: Target) -> Tensor:
@@ -154,7 +161,7 @@ def occlusion(model: VisionTransformer, x: Tensor, target: Target = None, batch:
         for i in range(len(x)):
             one, own = x[i : i + 1], wanted[i : i + 1] if isinstance(wanted, Tensor) and wanted.ndim else wanted
             whole, fallen = answer(one, own), []
-            for kept in (~torch.eye(N, dtype=torch.bool, device=x.device)).split(batch):
+            for kept in track((~torch.eye(N, dtype=torch.bool, device=x.device)).split(batch)):
                 many = one.expand(len(kept), -1, -1, -1)
                 each = own.expand(len(kept)) if isinstance(own, Tensor) else own
                 fallen.append(whole - answer(painted(model, many, kept, mean_colour(many)), each))

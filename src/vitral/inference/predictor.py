@@ -1,7 +1,6 @@
 """The one way from images to answers, for library, command line and server alike."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -9,59 +8,67 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitral.config import Preprocess
+from vitral.config import DetectOptions, Preprocess, SegmentOptions, pair
 from vitral.data.images import ImageMode, read_image
 from vitral.data.sources.base import to_mode
 from vitral.data.sources.folder import list_images
-from vitral.data.transforms import decode_size, eval_transform, normalize
+from vitral.data.targets import View
+from vitral.data.transforms import decode_size, eval_transform, eval_view, normalize
 from vitral.errors import ImageError, InputError, VitralError
+from vitral.models.detector import Detector
+from vitral.models.segmenter import Segmenter
 from vitral.models.vit import VisionTransformer
+from vitral.tasks.base import Answer, Frame, Task, map_tensors
+from vitral.tasks.classify import Classify
+from vitral.tasks.detect import Detect
+from vitral.tasks.open import load_task
+from vitral.tasks.segment import Segment, slide
 from vitral.weights.load import load_model
-from vitral.weights.rundir import is_run, read_run_config
+from vitral.weights.rundir import AnyModel, is_run, read_run_config
 
 ImageLike = str | Path | bytes | Image.Image | np.ndarray | Tensor
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """The answer for one image: its name, the likeliest labels with their probabilities, or why there is none."""
-
-    name: str
-    labels: list[str]
-    probabilities: list[float]
-    error: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
-        if self.error:
-            return {"image": self.name, "error": self.error}
-        pairs = zip(self.labels, self.probabilities, strict=True)
-        return {"image": self.name, "predictions": [{"label": k, "probability": round(p, 6)} for k, p in pairs]}
-
-
 class Predictor:
-    """A trained model with its preprocessing: `Predictor("runs/digits").predict("image.png")`."""
+    """A trained model with its preprocessing and task: `Predictor("runs/digits").predict("image.png")`.
 
-    def __init__(self, source: str | Path | VisionTransformer, *, batch_size: int = 32, device: str = "cpu") -> None:
-        if isinstance(source, VisionTransformer):
-            self.model, self.temperature = source.eval(), 1.0
+    `slide` lets a segmenter look at large images window by window, at their own resolution, instead of at a small copy
+    of the whole.
+    """
+
+    def __init__(
+        self, source: str | Path | AnyModel, *, batch_size: int = 32, device: str = "cpu", slide: bool = False
+    ) -> None:
+        if isinstance(source, nn.Module):
+            self.model: AnyModel = source.eval()
         else:
             self.model = load_model(source)
-            self.temperature = read_run_config(Path(source)).temperature if is_run(Path(source)) else 1.0
+        run = not isinstance(source, nn.Module) and is_run(Path(source))
+        self.task = load_task(read_run_config(Path(source)).document) if run else _task_of(self.model)  # type: ignore[arg-type]
+        if slide and not isinstance(self.model, Segmenter):
+            raise InputError("slide is for segmentation: other tasks see an image as a whole.")
         self.model.to(device)
-        self.device, self.batch_size = torch.device(device), batch_size
+        self.device, self.batch_size, self.slide = torch.device(device), batch_size, slide
         self.preprocess: Preprocess = self.model.preprocess
-        self.mode: ImageMode = "grey" if self.model.config.in_chans == 1 else "rgb"
-        self.labels = self.model.labels or [str(i) for i in range(self.model.config.num_classes)]
+        self.mode: ImageMode = "grey" if len(self.preprocess.mean) == 1 else "rgb"
+        self.labels = self.task.labels
+
+    @property
+    def vit(self) -> VisionTransformer:
+        """The ViT that looks at the images, itself or inside a segmenter or detector."""
+        vit = self.model if isinstance(self.model, VisionTransformer) else self.model.backbone
+        if not isinstance(vit, VisionTransformer):
+            raise InputError(f"this model looks through a {type(vit).__name__}, not a ViT.")
+        return vit
 
     @torch.inference_mode()
-    def logits(self, x: Tensor) -> Tensor:
-        """Raw outputs for a preprocessed batch (B, C, H, W)."""
-        return self.model(x.to(self.device)).cpu()
+    def outputs(self, x: Tensor) -> Any:
+        """What the model gives for a preprocessed batch (B, C, H, W)."""
+        return map_tensors(Tensor.cpu, self.model(x.to(self.device)))
 
-    def predict(self, images: ImageLike | Sequence[ImageLike], top_k: int = 5) -> list[Prediction]:
+    def predict(self, images: ImageLike | Sequence[ImageLike], top_k: int = 5) -> list[Any]:
         """Answers for one image, several, or a folder; an image that cannot be read raises."""
         answers = list(self.stream(expand(images), top_k))
         for answer in answers:
@@ -69,19 +76,22 @@ class Predictor:
                 raise ImageError(answer.error)
         return answers
 
-    def stream(self, images: Iterable[ImageLike], top_k: int = 5) -> Iterator[Prediction]:
+    def stream(self, images: Iterable[ImageLike], top_k: int = 5) -> Iterator[Answer]:
         """Answers one by one, in order, for any number of images; one that cannot be read answers with an error."""
-        for names, pixels, errors in self._batches(images):
-            probabilities: Iterator[Tensor] = iter(())
+        for frames, pixels, errors in self._batches(images):
+            answers: Iterator[Answer] = iter(())
             if pixels:
-                x = normalize(torch.stack(pixels), self.preprocess)
-                probabilities = iter((self.logits(x).double() / self.temperature).softmax(1))
-            for name, error in zip(names, errors, strict=True):
-                if error:
-                    yield Prediction(name, [], [], error)
-                    continue
-                values, order = next(probabilities).topk(min(top_k, len(self.labels)))
-                yield Prediction(name, [self.labels[i] for i in order.tolist()], values.tolist())
+                read = [frame for frame, error in zip(frames, errors, strict=True) if not error]
+                answers = self.task.decode(self._look(pixels), read, top_k)
+            for frame, error in zip(frames, errors, strict=True):
+                yield self.task.answer(frame.name, error) if error else next(answers)
+
+    def _look(self, pixels: list[Tensor]) -> Any:
+        if not self.slide:
+            return self.outputs(normalize(torch.stack(pixels), self.preprocess))
+        window, K = pair(self.preprocess.img_size), len(self.labels)
+        normal = (normalize(x[None], self.preprocess)[0].to(self.device) for x in pixels)
+        return [slide(self.model, x, window, K).cpu() for x in normal]
 
     @torch.inference_mode()
     def embed(self, images: ImageLike | Sequence[ImageLike]) -> Tensor:
@@ -90,7 +100,7 @@ class Predictor:
         for _, pixels, errors in self._batches(expand(images)):
             if any(errors):
                 raise ImageError(next(filter(None, errors)))
-            rows.append(self.model.embed(normalize(torch.stack(pixels), self.preprocess).to(self.device)).cpu())
+            rows.append(self.vit.embed(normalize(torch.stack(pixels), self.preprocess).to(self.device)).cpu())
         return torch.cat(rows)
 
     def prepare(self, image: ImageLike) -> Tensor:
@@ -99,7 +109,7 @@ class Predictor:
 
     def _read(self, image: ImageLike) -> Tensor:
         if isinstance(image, str | Path | bytes):
-            return read_image(image, self.mode, decode_size(self.preprocess))
+            return read_image(image, self.mode, None if self.task.spatial else decode_size(self.preprocess))
         if isinstance(image, Image.Image):
             image = np.asarray(image.convert("L" if self.mode == "grey" else "RGB"))
         x = torch.from_numpy(np.array(image)) if isinstance(image, np.ndarray) else image
@@ -113,19 +123,35 @@ class Predictor:
             )
         return to_mode(x, self.mode)
 
-    def _batches(self, images: Iterable[ImageLike]) -> Iterator[tuple[list[str], list[Tensor], list[str]]]:
-        """Names, pixels of those that could be read, and errors, a batch at a time."""
+    def _batches(self, images: Iterable[ImageLike]) -> Iterator[tuple[list[Frame], list[Tensor], list[str]]]:
+        """Frames, pixels of those that could be read, and errors, a batch at a time."""
         source = enumerate(images)
         while batch := list(islice(source, self.batch_size)):
-            names, pixels, errors = [], [], []
+            frames, pixels, errors = [], [], []
             for i, image in batch:
-                names.append(str(image) if isinstance(image, str | Path) else f"image {i}")
+                name = str(image) if isinstance(image, str | Path) else f"image {i}"
                 try:
-                    pixels.append(self.prepare(image))
+                    x = self._read(image)
+                    size = (x.shape[1], x.shape[2])
+                    view = View.whole() if self.slide else eval_view(size, self.preprocess)
+                    pixels.append(x if self.slide else eval_transform(x, self.preprocess))
+                    frames.append(Frame(name, size, view))
                     errors.append("")
                 except VitralError as error:
+                    frames.append(Frame(name, (0, 0), View.whole()))
                     errors.append(str(error))
-            yield names, pixels, errors
+            yield frames, pixels, errors
+
+
+def _task_of(model: AnyModel) -> Task:
+    """The task of a model that no run tells about."""
+    if isinstance(model, Detector):
+        c = model.config
+        labels = model.labels or [str(i) for i in range(c.num_classes)]
+        return Detect(labels, DetectOptions(queries=c.queries))
+    if isinstance(model, Segmenter):
+        return Segment(model.labels or [str(i) for i in range(model.config.num_classes)], SegmentOptions())
+    return Classify(model.labels or [str(i) for i in range(model.config.num_classes)])
 
 
 def expand(images: ImageLike | Sequence[ImageLike]) -> Iterator[ImageLike]:

@@ -20,6 +20,7 @@ SIZES: dict[str, tuple[int, int, int, float]] = {
     "nano": (64, 4, 4, 2),
     "pico": (128, 3, 4, 2),
     "micro": (128, 6, 4, 2),
+    "micro": (128, 6, 4, 2),
     "lite": (256, 7, 4, 2),
     "tiny": (192, 12, 3, 4),
     "small": (384, 12, 6, 4),
@@ -221,6 +222,7 @@ _NAMES: list[tuple[str, str, Sequence[_Row]]] = [
         for name, stem in (("vit_{}_patch{}_{}", "linear"), ("vit_{}_conv_patch{}_{}", "conv"))
     ],
     ("vit_{}_deepconv_patch{}_{}", "small", [("pico", 8, 32, {"stem": "conv_deep"})]),
+    ("vit_{}_conv_patch{}_{}", "small", [("micro", 8, 64, {"stem": "conv"})]),
 ]
 
 

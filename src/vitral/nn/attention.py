@@ -1,4 +1,4 @@
-"""Multi-head self-attention, MSA.
+"""Multi-head attention, MSA: of tokens to each other, and to others.
 
 B batch, N tokens, D width, h heads, d = D / h. A mask is boolean, True where a query may look at a key, and broadcasts
 to (B, h, N_q, N_k): `key_mask` makes one that hides padding.
@@ -66,3 +66,36 @@ class Attention(nn.Module):
         B, N, _ = qkv.shape
         d = self.proj.in_features // self.num_heads
         return qkv.view(B, N, -1, self.num_heads, d).permute(2, 0, 3, 1, 4)
+
+
+class CrossAttention(nn.Module):
+    """head_i = softmax(Q_i K_i^T / sqrt(d)) V_i, where queries, keys and values come from different tokens.
+
+    A decoder looks at an image with it. It is self-attention too where the values are the tokens themselves and the
+    queries and keys the same tokens with positions added.
+    """
+
+    def __init__(self, dim: int, num_heads: int, bias: bool, attn_drop: float, proj_drop: float) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.q = nn.Linear(dim, dim, bias=bias)  # W_Q
+        self.k = nn.Linear(dim, dim, bias=bias)  # W_K
+        self.v = nn.Linear(dim, dim, bias=bias)  # W_V
+        self.proj = nn.Linear(dim, dim)  # W_O
+        self.attn_drop = attn_drop
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(B, N_q, D), (B, N_k, D), (B, N_k, D) -> (B, N_q, D)."""
+        q, k, v = self._heads(self.q(queries)), self._heads(self.k(keys)), self._heads(self.v(values))
+        dropout = self.attn_drop if self.training else 0.0
+        heads = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)  # (B, h, N_q, d)
+        return self.proj_drop(self.proj(heads.transpose(1, 2).flatten(2)))
+
+    def rows(self, queries: Tensor, keys: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Exact softmax rows: (B, N_q, D), (B, N_k, D) -> (B, h, N_q, N_k)."""
+        return softmax_rows(self._heads(self.q(queries)), self._heads(self.k(keys)), mask)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(B, N, D) -> (B, h, N, d)."""
+        return x.unflatten(2, (self.num_heads, -1)).transpose(1, 2)

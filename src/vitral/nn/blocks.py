@@ -1,12 +1,14 @@
-"""One encoder block, norm first or norm last.
+"""Encoder and decoder blocks, norm first or norm last.
 
-Both take tokens z (B, N, D) and a mask, and return (B, N, D), or only the tokens in `keep` (which is all that a head on
-[CLS] needs of the last block). Knows nothing of images.
+The first two take tokens z (B, N, D) and a mask, and return (B, N, D), or only the tokens in `keep` (which is all that
+a head on [CLS] needs of the last block). Knows nothing of images.
 """
+
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from vitral.nn.attention import Attention
+from vitral.nn.attention import Attention, CrossAttention
 from vitral.nn.mlp import MLP
 from vitral.nn.regularize import LayerScale, StochasticDepth
 
@@ -54,3 +56,94 @@ class PostNormBlock(Block):
     def attention_rows(self, z: Tensor, queries: Tensor, mask: Tensor | None = None) -> Tensor:
         """Exact softmax rows for input z: (B, h, queries, N)."""
         return self.attn.rows(z, queries, mask)
+
+
+# ---- blocks that add positions in every layer, and blocks that look at a second sequence ----
+
+Residual = Callable[[nn.Module, Callable[[Tensor], Tensor], Tensor], Tensor]
+
+
+def pre_norm(norm: nn.Module, f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+    """f(LN(z)) + z."""
+    return f(norm(z)) + z
+
+
+def post_norm(norm: nn.Module, f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+    """LN(z + f(z))."""
+    return norm(z + f(z))
+
+
+RESIDUALS: dict[str, Residual] = {"pre": pre_norm, "post": post_norm}
+
+
+def add_positions(z: Tensor, p: Tensor | None) -> Tensor:
+    """z + p, or z alone."""
+    return z if p is None else z + p
+
+
+class PositionedBlock(nn.Module):
+    """An encoder block that is told the positions anew: they are added to queries and keys, never to values.
+
+    z' = z <- MSA(z + p, z + p, z); z = z' <- MLP(z'), where <- is the residual sum, norm first or norm last.
+    """
+
+    def __init__(self, dim: int, attn: CrossAttention, mlp: MLP, eps: float, residual: Residual) -> None:
+        super().__init__()
+        self.residual = residual
+        self.norm1 = nn.LayerNorm(dim, eps=eps)
+        self.attn = attn
+        self.norm2 = nn.LayerNorm(dim, eps=eps)
+        self.mlp = mlp
+
+    def forward(self, z: Tensor, mask: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+        """(B, N, D) -> (B, N, D)."""
+
+        def look(x: Tensor) -> Tensor:
+            placed = add_positions(x, positions)
+            return self.attn(placed, placed, x, mask)
+
+        z = self.residual(self.norm1, look, z)
+        return self.residual(self.norm2, self.mlp, z)
+
+
+class DecoderBlock(nn.Module):
+    """Tokens z look at each other, then at a memory m (an encoded image, say), and pass an MLP.
+
+    z' = z <- MSA(z + p, z + p, z); z'' = z' <- MSA(z' + p, m + p_m, m); z = z'' <- MLP(z''), where <- is the residual
+    sum, norm first or norm last. The positions p and p_m may be left out.
+    """
+
+    def __init__(
+        self, dim: int, attn: CrossAttention, cross_attn: CrossAttention, mlp: MLP, eps: float, residual: Residual
+    ) -> None:
+        super().__init__()
+        self.residual = residual
+        self.norm1 = nn.LayerNorm(dim, eps=eps)
+        self.attn = attn
+        self.norm2 = nn.LayerNorm(dim, eps=eps)
+        self.cross_attn = cross_attn
+        self.norm3 = nn.LayerNorm(dim, eps=eps)
+        self.mlp = mlp
+
+    def forward(
+        self,
+        z: Tensor,
+        memory: Tensor,
+        mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        memory_positions: Tensor | None = None,
+    ) -> Tensor:
+        """z (B, N, D), memory (B, M, D) -> (B, N, D). Masks broadcast to (B, h, N, N) and (B, h, N, M)."""
+        placed_memory = add_positions(memory, memory_positions)
+
+        def look(x: Tensor) -> Tensor:
+            placed = add_positions(x, positions)
+            return self.attn(placed, placed, x, mask)
+
+        def look_at_memory(x: Tensor) -> Tensor:
+            return self.cross_attn(add_positions(x, positions), placed_memory, memory, memory_mask)
+
+        z = self.residual(self.norm1, look, z)
+        z = self.residual(self.norm2, look_at_memory, z)
+        return self.residual(self.norm3, self.mlp, z)

@@ -108,3 +108,31 @@ def confusion_matrix(counts: list[list[int]], labels: list[str], most: int = 30)
     body += f'<text x="{margin}" y="12">columns: what was said; rows: what it is</text>'
     picture = _svg(body, "confusion matrix", margin + size + 10, size + 90)
     return f'<div style="max-width: {margin + size + 150}px">{picture}</div>'
+
+
+def scatter_chart(points: list[tuple[float, float]], x_label: str, y_label: str, most: int = 1500) -> str:
+    """A point for each pair, on equal axes, with the diagonal on which both are the same; at most 1,500 of them."""
+    low, high = min(min(p) for p in points), max(max(p) for p in points)
+    room = (high - low or abs(high) or 1) * 0.03
+    body, at_x, at_y = _frame((low - room, high + room), (low - room, high + room), x_label)
+    line = f"M{at_x(low):.1f} {at_y(low):.1f}L{at_x(high):.1f} {at_y(high):.1f}"
+    body += f'<path d="{line}" stroke="var(--soft)" stroke-dasharray="4 4"/>'
+    for x, y in points[:: -(-len(points) // most)]:
+        body += f'<circle cx="{at_x(x):.1f}" cy="{at_y(y):.1f}" r="2.2" fill="var(--one)" fill-opacity=".45"/>'
+    body += f'<text x="{LEFT + 8}" y="{TOP + 12}">{html.escape(y_label)}</text>'
+    return _svg(body, f"{y_label} against {x_label}")
+
+
+def histogram(values: list[float], x_label: str, bins: int = 31) -> str:
+    """How often values fall into each of even bins."""
+    low, high = min(values), max(values)
+    width = (high - low) / bins or 1.0
+    counts = [0] * bins
+    for value in values:
+        counts[min(int((value - low) / width), bins - 1)] += 1
+    body, at_x, at_y = _frame((low, low + bins * width), (0, max(counts) * 1.05), x_label)
+    for i, n in enumerate(counts):
+        x, side = at_x(low + i * width), at_x(low + (i + 1) * width) - at_x(low + i * width)
+        body += f'<rect x="{x:.1f}" y="{at_y(n):.1f}" width="{max(side - 1, 1):.1f}" '
+        body += f'height="{at_y(0) - at_y(n):.1f}" fill="var(--one)"><title>{n:,}</title></rect>'
+    return _svg(body, f"histogram of {x_label}")

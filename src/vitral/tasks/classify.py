@@ -1,39 +1,128 @@
 """Classification: one label for an image."""
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
+from vitral.config import TrainConfig
+from vitral.data.sources.base import Data
+from vitral.data.targets import Targets, Values
+from vitral.errors import DataError
+from vitral.tasks.base import Answer, Found, Frame, Task
+from vitral.tasks.drawing import captioned
+from vitral.tasks.metrics import classification_metrics
 
-class Classify:
+
+@dataclass(frozen=True)
+class Prediction(Answer):
+    """The likeliest labels of an image with their probabilities."""
+
+    labels: list[str] = field(default_factory=list)
+    probabilities: list[float] = field(default_factory=list)
+
+    columns: ClassVar[tuple[str, ...]] = ("label", "probability")
+
+    def content(self) -> dict[str, Any]:
+        """Labels with probabilities, the likeliest first."""
+        pairs = zip(self.labels, self.probabilities, strict=True)
+        return {"predictions": [{"label": k, "probability": round(p, 6)} for k, p in pairs]}
+
+    def text(self) -> str:
+        """Labels with percentages."""
+        return "  ".join(f"{k} {100 * p:.1f} %" for k, p in zip(self.labels, self.probabilities, strict=True))
+
+    def rows(self) -> list[list[str]]:
+        """One row a label."""
+        return [[k, f"{p:.6f}"] for k, p in zip(self.labels, self.probabilities, strict=True)]
+
+    def draw(self, image: Image.Image) -> Image.Image:
+        """The image with its labels below."""
+        return captioned(image, self.text())
+
+
+class Classify(Task):
     """Softmax over the classes, cross-entropy, accuracy."""
 
     name = "classify"
     better = "accuracy"
-    """The metric that tells which of two models is better; more is better."""
+    headline = "accuracy"
+    answer = Prediction
 
-    def __init__(self, classes: list[str], label_smoothing: float = 0.0) -> None:
-        self.classes, self.label_smoothing = classes, label_smoothing
+    def __init__(self, labels: list[str], label_smoothing: float = 0.0, temperature: float = 1.0) -> None:
+        self.labels, self.label_smoothing, self.temperature = labels, label_smoothing, temperature
 
-    def model_options(self) -> dict[str, int]:
-        """What the model must have for this task."""
-        return {"num_classes": len(self.classes)}
+    @classmethod
+    def from_data(cls, data: Data, config: TrainConfig) -> Self:
+        """The classes of the data."""
+        if len(data.classes) < 2:
+            raise DataError(f"{data.name} has only one class ({data.classes[0]}); classification needs at least two.")
+        return cls(data.classes, config.label_smoothing)
 
-    def loss(self, logits: Tensor, targets: Tensor, partners: Tensor, own: Tensor) -> Tensor:
+    @classmethod
+    def from_run(cls, document: dict[str, Any]) -> Self:
+        """Labels and temperature."""
+        return cls(list(document["labels"]), temperature=float(document.get("temperature", 1.0)))
+
+    def targets(self, data: Data) -> Targets:
+        """Class numbers; classes are told by their names."""
+        if data.kind != "label":
+            raise DataError(f"{data.name} does not have one class for each image; leave --task out, or name another.")
+        if data.classes == self.labels:
+            return Values(data.targets)
+        unknown = [name for name in data.classes if name not in self.labels]
+        if unknown:
+            raise DataError(
+                f"{data.name} has classes that the model does not know: {', '.join(unknown[:5])}; "
+                f"it knows {', '.join(self.labels[:10])}."
+            )
+        return Values(torch.tensor([self.labels.index(name) for name in data.classes])[data.targets])
+
+    def loss(self, outputs: Tensor, targets: Tensor, partners: Tensor, own: Tensor) -> Tensor:
         """Mean of -log p(y), the target being `own` parts y and the rest the label of the image it was mixed with."""
-        each = own * self._entropy(logits, targets)
+        each = own * self._entropy(outputs, targets)
         if not bool((own == 1).all()):
-            each = each + (1 - own) * self._entropy(logits, partners)
+            each = each + (1 - own) * self._entropy(outputs, partners)
         return each.mean()
 
     def _entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(logits, targets, reduction="none", label_smoothing=self.label_smoothing)
 
-    def sums(self, logits: Tensor, targets: Tensor) -> dict[str, float]:
-        """What a batch adds to the metrics; sums over batches and processes, divided by `count`, are the metrics."""
-        losses = F.cross_entropy(logits, targets, reduction="sum")
-        right = (logits.argmax(1) == targets).sum()
-        return {"count": float(len(targets)), "loss": float(losses), "accuracy": float(right)}
+    def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+        """Images told right."""
+        right = (outputs.argmax(1) == targets).sum()
+        return {"count": float(len(targets)), "accuracy": float(right)}
+
+    def found(self, outputs: Tensor, targets: Tensor) -> Found:
+        """Logits."""
+        return {"logits": outputs, "targets": targets}
+
+    def calibrate(self, found: Found) -> None:
+        """Fit the temperature."""
+        self.temperature = fit_temperature(found["logits"], found["targets"])
+
+    def metrics(self, found: Found) -> dict[str, Any]:
+        """Accuracy with its interval, loss, calibration, and a table by class."""
+        return classification_metrics(found["logits"], found["targets"], self.labels, self.temperature)
+
+    def settings(self) -> dict[str, Any]:
+        """The temperature."""
+        return {"temperature": self.temperature}
+
+    def summary(self, metrics: dict[str, Any]) -> str:
+        """Accuracy and its interval."""
+        low, high = (100 * value for value in metrics["accuracy_95"])
+        return f"accuracy {100 * metrics['accuracy']:.2f} % (95 %: {low:.2f} to {high:.2f})"
+
+    def decode(self, outputs: Tensor, frames: Sequence[Frame], top_k: int) -> Iterator[Prediction]:
+        """The `top_k` likeliest labels of each image."""
+        for frame, p in zip(frames, (outputs.double() / self.temperature).softmax(1), strict=True):
+            values, order = p.topk(min(top_k, len(self.labels)))
+            yield Prediction(frame.name, labels=[self.labels[i] for i in order.tolist()], probabilities=values.tolist())
 
 
 def fit_temperature(logits: Tensor, targets: Tensor) -> float:

@@ -66,3 +66,15 @@ def classification_metrics(logits: Tensor, targets: Tensor, classes: list[str], 
         "by_class": by_class,
         "confusion": confusion.tolist(),
     }
+
+
+def average_precision(scores: Tensor, right: Tensor) -> float:
+    """Mean over the right ones of the precision at their place in the ranking; equal scores share a place."""
+    if not right.any():
+        return 0.0
+    values, order = scores.sort(descending=True, stable=True)
+    hits = right[order].cumsum(0).double()
+    last = torch.cat([values[1:] < values[:-1], torch.ones(1, dtype=torch.bool)])
+    hits, told = hits[last], (torch.arange(len(scores), dtype=torch.float64) + 1)[last]
+    gained = torch.diff(hits, prepend=torch.zeros(1, dtype=torch.float64))
+    return float((gained * hits / told).sum() / hits[-1])

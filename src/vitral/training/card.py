@@ -2,8 +2,18 @@
 
 from typing import Any
 
+from vitral.tasks.base import Task
 
-def model_card(describe: dict[str, Any], metrics: dict[str, Any]) -> str:
+_WHAT = {
+    "classify": "tells {n} classes apart",
+    "multilabel": "tells which of {n} labels an image has",
+    "regress": "tells {n} numbers from an image",
+    "segment": "gives every pixel one of {n} classes",
+    "detect": "finds objects of {n} classes",
+}
+
+
+def model_card(describe: dict[str, Any], task: Task, metrics: dict[str, Any]) -> str:
     """Say what the model is, how good it is, what it was made from and how to make it again."""
     data, labels = describe["data"], describe["labels"]
     names = ", ".join(labels[:20]) + (" ..." if len(labels) > 20 else "")
@@ -11,19 +21,21 @@ def model_card(describe: dict[str, Any], metrics: dict[str, Any]) -> str:
     weights = "the weights that were best on the validation part" if best else "the averaged weights of the last step"
     parts = ", ".join(f"{count:,} {part}" for part, count in data["splits"].items())
     notes = "".join(f"- {note}\n" for note in data["notes"])
+    rows = "\n".join(f"| {part} | {m['images']:,} | {task.summary(m)} |" for part, m in metrics.items())
     return f"""# {describe["model_name"]} on {data["name"]}
 
-A Vision Transformer that tells {len(labels)} classes apart: {names}.
+A Vision Transformer that {_WHAT[task.name].format(n=len(labels))}: {names}.
 
-| part | images | accuracy | 95 % interval | calibration error |
-|---|---|---|---|---|
-{chr(10).join(_row(part, m) for part, m in metrics.items())}
+| part | images | how good |
+|---|---|---|
+{rows}
 
 ## Data
 {data["name"]}, licence: {data["licence"]}. Images: {parts}.
 {notes}
 ## Weights
-Trained from scratch. `model.safetensors` holds {weights}; the test part chose nothing.
+Trained from {"scratch" if not _started(describe) else describe["model_name"]}. `model.safetensors` holds {weights}; \
+the test part chose nothing.
 
 ## Intended use
 Images like those it was trained on. On others its confidence means little.
@@ -33,6 +45,8 @@ Images like those it was trained on. On others its confidence means little.
 """
 
 
-def _row(part: str, m: dict[str, Any]) -> str:
-    low, high = (100 * value for value in m["accuracy_95"])
-    return f"| {part} | {m['images']:,} | {100 * m['accuracy']:.2f} % | {low:.2f} to {high:.2f} % | {m['ece']:.3f} |"
+def _started(describe: dict[str, Any]) -> bool:
+    """Whether training began from weights rather than from a name of the zoo."""
+    from vitral.models.zoo import MODELS
+
+    return describe["model_name"] not in MODELS

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor, nn
 from torch import distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -33,6 +33,20 @@ class Processes:
         total = torch.tensor(list(values.values()), dtype=torch.float64)
         dist.all_reduce(total)
         return dict(zip(values, total.tolist(), strict=True))
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Rows of all processes, those of the first before those of the second."""
+        if self.world == 1:
+            return tensor
+        lengths = [
+            int(n)
+            for n in self.sum({str(r): float(len(tensor)) * (r == self.rank) for r in range(self.world)}).values()
+        ]
+        padded = torch.zeros(max(lengths), *tensor.shape[1:], dtype=tensor.dtype)
+        padded[: len(tensor)] = tensor
+        parts = [torch.empty_like(padded) for _ in lengths]
+        dist.all_gather(parts, padded)
+        return torch.cat([part[:n] for part, n in zip(parts, lengths, strict=True)])
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is up in any process."""

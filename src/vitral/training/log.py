@@ -9,6 +9,9 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+MAIN = {"accuracy", "map", "mae", "miou", "ap"}
+"""The metric of each task that a line on the terminal shows."""
+
 
 class RunLog:
     """Appends to metrics.jsonl, and shows a bar on a terminal. A process that does not write gets no path."""
@@ -51,13 +54,13 @@ class RunLog:
             for name in values.keys() - {"split", "step"}:
                 self.board.add_scalar(f"{values['split']}/{name}", values[name], values["step"])
         if values["split"] == "val":
-            self.val = f"  val {100 * values.get('accuracy', 0):.2f} %"
+            shown = {name: values[name] for name in values.keys() & MAIN}
+            self.val = "".join(f"  val {name} {value:.4g}" for name, value in shown.items())
             if self.bar.disable:
-                self.say(f"epoch {values['epoch']:g}: loss {values['loss']:.3f}{self.val}, {values['seconds']:.0f} s")
+                loss = f" loss {values['loss']:.3f}" if "loss" in values else ""
+                self.say(f"epoch {values['epoch']:g}:{loss}{self.val}, {values['seconds']:.0f} s")
         else:
-            text = (
-                f"epoch {values['epoch']:.1f}  loss {values['loss']:.3f}  acc {100 * values.get('accuracy', 0):.1f} %"
-            )
+            text = f"epoch {values['epoch']:.1f}  loss {values['loss']:.3f}"
             speed = f"  {values['images_per_second']:,.0f} img/s"
             self.bar.update(self.task, completed=values["progress"], description=text + self.val + speed)
 

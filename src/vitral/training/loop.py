@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,26 +15,13 @@ from vitral.data.loader import Batch, TrainLoader
 from vitral.data.noise import Noise
 from vitral.errors import TrainingError, unknown_name
 from vitral.nn.regularize import StochasticDepth
+from vitral.tasks.base import Task
 from vitral.training.checkpoint import Checkpoint, load_optimizer_tensors, optimizer_tensors
 from vitral.training.distributed import Processes
 from vitral.training.ema import EMA
 from vitral.training.optim import make_optimizers
-from vitral.training.precision import autocast
+from vitral.training.precision import autocast, full_precision
 from vitral.training.schedule import cosine_with_warmup
-
-
-class Task(Protocol):
-    """What the loop asks of a task."""
-
-    better: str
-
-    def loss(self, outputs: Tensor, targets: Tensor, partners: Tensor, own: Tensor, /) -> Tensor:
-        """Mean loss of a batch, its images mixed with partners."""
-        ...
-
-    def sums(self, outputs: Tensor, targets: Tensor, /) -> dict[str, float]:
-        """What a batch adds to the metrics, with its `count`."""
-        ...
 
 
 @dataclass
@@ -109,15 +96,15 @@ def fit(
         for part in split(batch, config.accumulate):
             noise = Noise(config.seed, part.samples)
             place_stochastic_depth(model, noise, device)
-            mixed = augment(part.images.to(device), noise, config.augment, preprocess)
-            targets = part.targets.to(device)
+            mixed = augment(part.images.to(device), noise, config.augment, preprocess, mirror=not task.spatial)
+            targets = loader.targets.warp(part.targets.to(device), mixed.maps)
             with autocast(device, dtype):
-                outputs = net(mixed.images)
-                outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+                outputs = full_precision(task.forward(net, mixed.images, targets, noise))
                 part_loss = task.loss(outputs, targets, targets[neighbours(len(targets)).to(device)], mixed.own)
             scaler.scale(part_loss / config.accumulate).backward()
             loss += part_loss.item() / config.accumulate
-            meter.add(task.sums(outputs.detach(), targets))
+            with torch.no_grad():
+                meter.add(task.sums(outputs, targets))
 
         if processes.any(loss != loss or abs(loss) == float("inf")):
             skip(state, loss, batch, config, hooks)
@@ -194,7 +181,7 @@ def freeze(model: nn.Module, parts: str) -> None:
 
 def recompute_blocks(model: nn.Module) -> None:
     """Keep only the input of each block for the backward pass, and compute the block again there."""
-    for block in model.blocks:  # type: ignore[union-attr]
+    for block in getattr(model, "backbone", model).blocks:  # type: ignore[union-attr]
         forward = block.forward
         block.forward = lambda *args, forward=forward: recompute(forward, *args, use_reentrant=False)
 

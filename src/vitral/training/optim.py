@@ -19,6 +19,8 @@ from vitral.nn.patches import ConvStem
 # Norms, biases, positions, tokens, LayerScale: decay would pull them from where they belong.
 _NO_DECAY = re.compile(r"(\.bias|_token|pos_embed|latent|gamma)$")
 
+_IN_BLOCKS = re.compile(r"(backbone\.|head\.)?blocks\.|(encoder|decoder)\.")
+
 
 def _decays(name: str, parameter: Tensor) -> bool:
     return parameter.ndim >= 2 and not _NO_DECAY.search(name)
@@ -26,6 +28,7 @@ def _decays(name: str, parameter: Tensor) -> bool:
 
 def layer_of(name: str, depth: int) -> int:
     """0 for what comes before the blocks, 1..L for the blocks, L + 1 for what comes after."""
+    name = name.removeprefix("backbone.")
     if block := re.match(r"blocks\.(\d+)\.", name):
         return int(block[1]) + 1
     return 0 if name.startswith(("patch_embed", "cls_token", "reg_token", "pos_embed", "norm_pre")) else depth + 1
@@ -37,12 +40,12 @@ def make_optimizers(model: nn.Module, config: TrainConfig) -> list[Optimizer]:
     Every parameter group carries its own peak rate as `peak_lr`, which the schedule multiplies.
     """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    depth = max((layer_of(name, 0) for name, _ in named if name.startswith("blocks.")), default=0)
+    depth = max((layer_of(name, 0) for name, _ in named if _IN_BLOCKS.match(name)), default=0)
     kernels = {id(p) for m in model.modules() if isinstance(m, ConvStem) for p in m.parameters() if p.ndim == 4}
     muon, adamw = [], []
     for name, p in named:
         scale = config.layer_decay ** (depth + 1 - layer_of(name, depth))
-        matrix = id(p) in kernels or (name.startswith("blocks.") and p.ndim == 2)
+        matrix = id(p) in kernels or (p.ndim == 2 and _IN_BLOCKS.match(name) is not None)
         to_muon = config.optimizer == "muon" and matrix
         peak = (config.muon_lr if to_muon else config.lr) * scale
         decay = config.weight_decay if _decays(name, p) else 0.0

@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 
 from vitral.errors import ConfigError
+from vitral.tasks.base import map_tensors
 
 _PROBE = """
 import torch
@@ -41,6 +43,11 @@ def resolve_precision(precision: str, device: torch.device) -> tuple[torch.dtype
     if precision == "bf16" and device.type == "cpu" and not bf16_works_on_cpu():
         return None, "bf16 kills the process on this CPU (tried in a child process), so fp32 is used"
     return {"bf16": torch.bfloat16, "fp16": torch.float16}[precision], ""
+
+
+def full_precision(outputs: Any) -> Any:
+    """What a model gives, in at least fp32."""
+    return map_tensors(lambda t: t.to(torch.promote_types(t.dtype, torch.float32)), outputs)
 
 
 def autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager:

@@ -16,7 +16,8 @@ from vitral.weights.files import WeightFile
 from vitral.weights.infer import infer
 from vitral.weights.layout import Known, Layout, Names, Plan, has, make_plan, settings
 
-# In the order in which they are tried: the more particular first. Swin and DETR will have their place here.
+# In the order in which they are tried: the more particular first. Swin will have its place here; DETR has its own
+# reader, `weights/detr.py`.
 LAYOUTS: list[Layout] = [
     google.GOOGLE,
     google.GOOGLE_PRE_LOGITS,
@@ -45,7 +46,7 @@ FOREIGN = [
     (r"(^|\.)layers\.0\.blocks\.0\.attn\.relative_position_bias_table$", "a Swin Transformer"),
     (r"^swin\.encoder\.", "a Swin Transformer"),
     (r"(^|\.)swinViT\.", "a Swin Transformer for segmentation (SwinUNETR)"),
-    (r"(^|\.)query_embed\.weight$|query_position_embeddings", "a DETR detector"),
+    (r"(^|\.)query_embed\.weight$|query_position_embeddings", "a DETR detector"),  # or a relative of it
     (r"(^|\.)storage_tokens$|rope_embed\.periods$", "a DINOv3 model, with rotary positions"),
     (r"(^|\.)to_patch_embedding\.", "a model of vit-pytorch, whose patches pass two norms and whose qkv has no bias"),
     (r"patch_embed\.backbone\.|(^|/)conv_root/kernel$", "a hybrid: a ViT on top of a ResNet stem"),
@@ -53,6 +54,14 @@ FOREIGN = [
     (r"blocks\.0\.attn\.rel_pos_h$", "the image encoder of SAM or ViTDet, with relative positions"),
     (r"(^|\.)conv_head\.weight$|_conv_stem\.|(^|\.)layer1\.0\.conv1\.weight$", "a convolutional network"),
 ]
+
+_DETR_QUERIES = ("query_embed.weight", "query_position_embeddings.weight")
+_DETR_DECODER = ("decoder.layers.0.multihead_attn.in_proj_weight", "decoder.layers.0.encoder_attn.q_proj.weight")
+
+
+def is_detector(names: Names) -> bool:
+    """Whether these are the names of a DETR. (Its relatives, with other attentions, are not.)"""
+    return any(name.endswith(_DETR_QUERIES) for name in names) and any(name.endswith(_DETR_DECODER) for name in names)
 
 
 @dataclass(frozen=True)

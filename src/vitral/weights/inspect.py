@@ -1,11 +1,12 @@
 """What a file of weights is, told from its names and shapes alone."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
-from vitral.config import ViTConfig
 from vitral.errors import CheckpointError
 from vitral.models.init import blank
 from vitral.models.vit import VisionTransformer
@@ -42,12 +43,13 @@ def inspect_weights(source: str, family: str | None = None, num_heads: int | Non
     settings: list[tuple[str, Any, str]]
     if path.is_dir() and is_run(path):
         run = read_run_config(path)
-        layout, config, preprocess = "a run of vitral", run.model, run.preprocess
-        settings = [(k, v, "config.json") for k, v in (config.to_dict() | preprocess.to_dict()).items()]
+        layout, build, spare = "a run of vitral", run.build, set()
+        settings = [(k, v, "config.json") for k, v in (run.model.to_dict() | run.preprocess.to_dict()).items()]
         names, notes = {name: t.shape for name, t in file.tensors.items()}, list(file.notes)
     else:
         found = detect(file, family, **({} if num_heads is None else {"num_heads": num_heads}))
         layout, config = found.told, found.config
+        build, spare = (lambda: VisionTransformer(config)), {"head.bias"} if config.pre_norm else set()
         notes = [
             *file.notes,
             *found.notes,
@@ -58,18 +60,18 @@ def inspect_weights(source: str, family: str | None = None, num_heads: int | Non
         names = found.plan.shapes() | dict.fromkeys(found.plan.unexpected, ())
     tensors = {name: (t.shape, str(t.dtype).removeprefix("torch.")) for name, t in file.tensors.items()}
     params = sum(torch.Size(t.shape).numel() for t in file.tensors.values())
-    return Inspection(source, layout, params, file.bytes, settings, notes, tensors, _problem(config, names))
+    return Inspection(source, layout, params, file.bytes, settings, notes, tensors, _problem(build, names, spare))
 
 
-def _problem(config: ViTConfig, names: dict[str, tuple[int, ...]]) -> str:
-    """Why tensors of these names and shapes do not make the model, or nothing."""
+def _problem(build: Callable[[], nn.Module], names: dict[str, tuple[int, ...]], spare: set[str]) -> str:
+    """Why tensors of these names and shapes do not make the model, or nothing; `spare` ones may be missing."""
     try:
-        model = blank(lambda: VisionTransformer(config))
+        model = blank(build)
     except CheckpointError as error:
         return str(error)
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name in wanted:
-        if name not in names and not (name == "head.bias" and config.pre_norm):
+        if name not in names and name not in spare:
             return f"{name} is missing."
     for name, shape in names.items():
         if name not in wanted:

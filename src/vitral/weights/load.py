@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,15 +13,16 @@ from torch import Tensor, nn
 
 from vitral.config import HUB, ViTConfig
 from vitral.errors import CheckpointError, ConfigError
+from vitral.models.detector import Detector
 from vitral.models.init import blank, init_weights
 from vitral.models.vit import VisionTransformer
 from vitral.nn.positions import resize_positions
 from vitral.weights.adapt import adapt_channels, resize_patches
-from vitral.weights.detect import Detected, detect
+from vitral.weights.detect import Detected, detect, is_detector
 from vitral.weights.files import WeightFile, open_weights
 from vitral.weights.hub import locate
 from vitral.weights.report import LoadReport
-from vitral.weights.rundir import is_run, load_run
+from vitral.weights.rundir import AnyModel, is_run, load_run
 
 Size = int | tuple[int, int]
 _SETTINGS = ("act", "norm_eps", "num_heads", "global_pool", "pos_prefix", "pos_resize")
@@ -40,8 +41,10 @@ def load_model(
     num_heads: int | None = None,
     allow: Sequence[str] = (),
     quiet: bool = False,
-) -> VisionTransformer:
+) -> Any:
     """Load a model from a run directory, a published file of weights, a folder of one, or `hf-hub:owner/name`.
+
+    It is a `VisionTransformer`, or a `Detector` where the weights are a DETR's.
 
     The first four adapt it: another number of classes gets a new head, another image size resized positions, other
     channels and patches resampled patch weights. `family` (a key of `vitral.models.zoo.FAMILIES`), `num_heads` and
@@ -61,6 +64,15 @@ def load_model(
         asked = {key: value for key, value in asked.items() if value is not None}
         return _adapt_run(model, path, asked) if asked else model
     file = open_weights(path)
+    if is_detector(file.tensors):
+        from vitral.weights.detr import load_detector
+
+        if family is not None or patch_size is not None or native_size is not None:
+            raise ConfigError(f"{source} is a DETR detector: it takes no family, patch_size or native_size.")
+        detector = load_detector(file, str(source), num_classes, img_size, in_chans, num_heads, allow)
+        if not quiet:
+            print(detector.load_report.summary(), file=sys.stderr)
+        return detector
     found = detect(file, family, img_size, native_size, **({} if num_heads is None else {"num_heads": num_heads}))
     target = _target(found.config, num_classes, img_size, in_chans, patch_size)
     report = _begin_report(str(source), file, found, target)
@@ -120,7 +132,7 @@ def _read_tensors(found: Detected, report: LoadReport) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for step in found.plan.steps:
         for name, tensor in found.plan.read(step).items():
-            tensors[name] = _checked(report, name, tensor)
+            tensors[name] = checked(report, name, tensor)
         if step.ours == step.theirs:
             report.matched += step.ours
         else:
@@ -131,7 +143,7 @@ def _read_tensors(found: Detected, report: LoadReport) -> dict[str, Tensor]:
     return tensors
 
 
-def _checked(report: LoadReport, name: str, tensor: Tensor) -> Tensor:
+def checked(report: LoadReport, name: str, tensor: Tensor) -> Tensor:
     """The tensor in fp32, or an error where it cannot be a weight."""
     if not tensor.is_floating_point():
         raise CheckpointError(f"{report.source}: {name} is {tensor.dtype}, but weights are floating point.")
@@ -181,13 +193,8 @@ def _build(
     report.created += [(name, "new, at random: train it") for name in fresh]
     report.missing += [name for name in missing if name not in fresh]
     report.unexpected += [name for name in tensors if name not in wanted]
-    _refuse_gaps(report, allow, path)
-    for name, tensor in tensors.items():
-        if name in wanted and tensor.shape != wanted[name].shape:
-            raise CheckpointError(
-                f"{path}: {name} has shape {tuple(tensor.shape)}, "
-                f"but the other shapes ask for {tuple(wanted[name].shape)}."
-            )
+    refuse_gaps(report, allow, path)
+    refuse_shapes(tensors, wanted, path)
     if missing:  # start them as a fresh model does
         model.to_empty(device="cpu")
         init_weights(model)
@@ -198,8 +205,19 @@ def _build(
     return model
 
 
-def _refuse_gaps(report: LoadReport, allow: Sequence[str], path: Path) -> None:
-    for what, names in (("lacks", report.missing), ("has, beyond what a ViT needs,", report.unexpected)):
+def refuse_shapes(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], path: Path) -> None:
+    """Raise unless every tensor has the shape that the model wants."""
+    for name, tensor in tensors.items():
+        if name in wanted and tensor.shape != wanted[name].shape:
+            raise CheckpointError(
+                f"{path}: {name} has shape {tuple(tensor.shape)}, "
+                f"but the other shapes ask for {tuple(wanted[name].shape)}."
+            )
+
+
+def refuse_gaps(report: LoadReport, allow: Sequence[str], path: Path, what_it_is: str = "ViT") -> None:
+    """Raise for tensors that are missing or left over, unless a pattern in `allow` names them."""
+    for what, names in (("lacks", report.missing), (f"has, beyond what a {what_it_is} needs,", report.unexpected)):
         rest = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in allow)]
         if rest:
             more = f" and {len(rest) - 3} more" * (len(rest) > 3)
@@ -209,8 +227,14 @@ def _refuse_gaps(report: LoadReport, allow: Sequence[str], path: Path) -> None:
             )
 
 
-def _adapt_run(model: VisionTransformer, path: Path, asked: dict[str, Any]) -> VisionTransformer:
+def _adapt_run(model: AnyModel, path: Path, asked: dict[str, Any]) -> AnyModel:
     """A run of our own, brought to other classes, sizes or channels by the same steps."""
+    if isinstance(model, Detector) and "patch_size" not in asked:
+        from vitral.weights.detr import adapt_detector
+
+        return adapt_detector(model, path, **asked)
+    if not isinstance(model, VisionTransformer):
+        raise ConfigError(f"{path} is a {type(model).__name__}, which does not take {', '.join(asked)}; leave it out.")
     old = model.config
     new = _target(old, *(asked.get(key) for key in ("num_classes", "img_size", "in_chans", "patch_size")))
     report = LoadReport(str(path), "a run of vitral")

@@ -9,12 +9,22 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from vitral.config import Preprocess, ViTConfig
+from vitral.config import DetectorConfig, Preprocess, SegmenterConfig, ViTConfig
 from vitral.errors import CheckpointError
+from vitral.models.detector import Detector
 from vitral.models.init import blank
+from vitral.models.segmenter import Segmenter
 from vitral.models.vit import VisionTransformer
 from vitral.weights.files import read_json
 
+AnyConfig = ViTConfig | SegmenterConfig | DetectorConfig
+AnyModel = VisionTransformer | Segmenter | Detector
+ARCHITECTURES: dict[str, tuple[type[AnyConfig], Any]] = {
+    "vit": (ViTConfig, VisionTransformer),
+    "segmenter": (SegmenterConfig, Segmenter),
+    "detector": (DetectorConfig, Detector),
+}
+"""What a run's model may be: its options and its class."""
 FORMAT_VERSION = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
@@ -26,9 +36,13 @@ class RunConfig:
     document: dict[str, Any]
 
     @property
-    def model(self) -> ViTConfig:
+    def model(self) -> AnyConfig:
         """The model."""
-        return ViTConfig.from_dict(self.document["model"])
+        return ARCHITECTURES[self.document.get("architecture", "vit")][0].from_dict(self.document["model"])
+
+    def build(self) -> AnyModel:
+        """The model, its weights as they come."""
+        return ARCHITECTURES[self.document.get("architecture", "vit")][1](self.model)
 
     @property
     def preprocess(self) -> Preprocess:
@@ -67,19 +81,25 @@ def read_run_config(path: Path) -> RunConfig:
         raise CheckpointError(f"{path} is not a run directory: config.json is missing or broken ({error}).") from error
     if version != FORMAT_VERSION:
         raise CheckpointError(f"{path} has format {version}, this vitral reads {FORMAT_VERSION}.")
+    if document.get("architecture", "vit") not in ARCHITECTURES:
+        raise CheckpointError(f"{path}: config.json names an unknown architecture, {document['architecture']!r}.")
     lost = [part for part in ("model", "preprocess") if not isinstance(document.get(part), dict)]
     if lost or not isinstance(document.get("labels"), list | None):
         raise CheckpointError(f"{path}: config.json lacks {lost[0] if lost else 'a list of labels'}; it is broken.")
     return RunConfig(document)
 
 
-def load_run(path: Path) -> VisionTransformer:
-    """Build the model of a run, ready to predict: eval mode, with its preprocessing and labels."""
+def architecture_of(model: AnyModel) -> str:
+    """The word for a model's kind."""
+    return next(name for name, (_, kind) in ARCHITECTURES.items() if type(model) is kind)
 
+
+def load_run(path: Path) -> AnyModel:
+    """Build the model of a run, ready to predict: eval mode, with its preprocessing and labels."""
     config = read_run_config(path)
     if not (path / WEIGHTS).is_file():
         raise CheckpointError(f"{path} has no {WEIGHTS}: the run is not finished; go on with vitral train --resume.")
-    model = blank(lambda: VisionTransformer(config.model))
+    model = blank(config.build)
     try:
         weights = load_file(path / WEIGHTS)
         model.load_state_dict(weights, assign=True)

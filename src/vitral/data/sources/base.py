@@ -3,13 +3,36 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from vitral.data.images import AtLeast, ImageMode, read_image
 from vitral.errors import DataError
+
+if TYPE_CHECKING:
+    from vitral.data.targets import Boxes, Masks
+
+Kind = Literal["label", "labels", "numbers", "none"]
+Problem = dict[Literal["kind", "image", "error"], str]
+
+PROBLEMS = {
+    "box_clipped": "boxes reach beyond their image and were cut to it",
+    "box_outside": "boxes lie outside their image and were left out",
+    "box_empty": "boxes have no area and were left out",
+    "box_invalid": "boxes have impossible numbers and were left out",
+    "bad_line": "lines cannot be read and were left out",
+    "bad_shape": "outlines cannot be drawn; their boxes are ignored in the masks",
+    "bad_target": "rows have no usable target and were left out",
+    "image_size": "images have another size than the one written down for them",
+    "mask_size": "masks have another size than their image and were left out with it",
+    "mask_unreadable": "masks cannot be read and were left out with their image",
+    "missing_image": "annotations are for images that are not there and were left out",
+    "missing_mask": "images have no mask and were left out",
+    "unknown_class": "annotations are of an unknown class and were left out",
+}
+"""What can be wrong with an annotation, and what was done about it."""
 
 
 class Images(Protocol):
@@ -73,7 +96,11 @@ def to_mode(x: Tensor, mode: ImageMode) -> Tensor:
 
 @dataclass(frozen=True)
 class Data:
-    """A labelled data set: images, the class number of each, the names of the classes, and the splits."""
+    """A data set: images, a target for each, the names of the classes, and the splits.
+
+    What `targets` holds is its `kind`: "label" one class number (N,), "labels" a 1 for each class that applies (N, K),
+    "numbers" floats (N, K), "none" nothing (N, 0). `classes` also names the classes of the boxes.
+    """
 
     name: str
     images: Images
@@ -86,18 +113,40 @@ class Data:
     licence: str = "unknown"
     notes: list[str] = field(default_factory=list)
     """What was decided on the way, to be said to the user."""
+    kind: Kind = "label"
+    target_names: list[str] | None = None
+    """What the numbers of the targets are called."""
+    boxes: "Boxes | None" = None
+    masks: "Masks | None" = None
+    mask_classes: list[str] | None = None
+    problems: list[Problem] = field(default_factory=list)
+    """Annotations that could not be used as they are: the kind (a key of PROBLEMS), the image, the error in words."""
 
     def __post_init__(self) -> None:
         if not len(self.images):
             raise DataError(f"{self.name} has no images.")
         if len(self.images) != len(self.targets):
             raise DataError(f"{self.name} has {len(self.images)} images but {len(self.targets)} labels.")
+        for what, targets in (("boxes", self.boxes), ("masks", self.masks)):
+            if targets is not None and len(targets) != len(self.images):
+                raise DataError(f"{self.name} has {len(self.images)} images but {what} for {len(targets)}.")
 
     def describe(self) -> str:
         """One line that says what this is."""
         sizes = "/".join(f"{len(v):,}" for v in self.splits.values())
-        what = f"{len(self.images):,} images, {len(self.classes)} classes"
-        return f"{self.name}: {what}, split {'/'.join(self.splits)} {sizes}"
+        what = [f"{len(self.images):,} images"]
+        if self.kind == "label" or (self.boxes is not None and self.kind != "numbers"):
+            what.append(f"{len(self.classes)} classes")
+        elif self.kind == "labels":
+            what.append(f"{len(self.classes)} classes, several to an image")
+        elif self.kind == "numbers":
+            names = self.target_names or [str(i) for i in range(self.targets.shape[1])]
+            what.append(f"{'numbers' if len(names) > 1 else 'number'} {', '.join(names)}")
+        if self.boxes is not None:
+            what.append(f"{sum(map(len, self.boxes.rows)):,} boxes")
+        if self.mask_classes is not None:
+            what.append(f"masks of {len(self.mask_classes)} classes")
+        return f"{self.name}: {', '.join(what)}, split {'/'.join(self.splits)} {sizes}"
 
     def with_splits(self, val_fraction: float, test_fraction: float, seed: int) -> "Data":
         """Cut the parts that are missing from the training part, class by class, always the same way."""
@@ -117,7 +166,12 @@ class Data:
 
 
 def stratified_split(targets: Tensor, indices: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Split indices in two, the second with `fraction` of each class (at least one of a class of two or more)."""
+    """Split indices in two, the second with `fraction` of each class (at least one of a class of two or more).
+
+    Targets that are no class numbers, which are whole, make one class.
+    """
+    if targets.is_floating_point():
+        targets = torch.zeros(len(targets), dtype=torch.long)
     generator = torch.Generator().manual_seed(seed)
     rest, cut = [], []
     for label in targets[indices].unique().tolist():
@@ -127,3 +181,17 @@ def stratified_split(targets: Tensor, indices: Tensor, fraction: float, seed: in
         cut.append(members[:count])
         rest.append(members[count:])
     return torch.cat(rest).sort().values, torch.cat(cut).sort().values
+
+
+def problem(kind: str, image: object, error: str) -> Problem:
+    """One thing that is wrong with an annotation."""
+    assert kind in PROBLEMS, kind
+    return {"kind": kind, "image": str(image), "error": f"{image}: {error}"}
+
+
+def problem_notes(problems: list[Problem]) -> list[str]:
+    """A line for each kind that was found, with how many there are."""
+    kinds = [p["kind"] for p in problems]
+    return [
+        f"{kinds.count(kind):,} {words} (vitral check lists them)" for kind, words in PROBLEMS.items() if kind in kinds
+    ]

@@ -5,12 +5,16 @@ from pathlib import Path
 from vitral.config import HUB
 from vitral.data.sources.base import Data
 from vitral.data.sources.cifar import is_cifar_folder, load_cifar10
+from vitral.data.sources.coco import is_coco_folder, load_coco
 from vitral.data.sources.digits import load_digits
 from vitral.data.sources.folder import load_folder
 from vitral.data.sources.hf import is_hf_folder, load_hf
 from vitral.data.sources.idx import is_idx_folder, load_idx
+from vitral.data.sources.masks import is_masks_folder, load_masks
 from vitral.data.sources.scenes import make_scenes
+from vitral.data.sources.scenes_digits import make_digit_scenes, make_rotated_digits
 from vitral.data.sources.table import load_table
+from vitral.data.sources.yolo import is_yolo_folder, load_yolo
 from vitral.errors import DataError
 
 # Where the sets that have a name may lie, besides a folder of that name here.
@@ -21,13 +25,22 @@ PLACES = {
 }
 
 
-def open_data(source: str | Path, image_column: str | None = None, label_column: str | None = None) -> Data:
-    """Open an embedded name (`digits`), a known set, class folders, a CSV or Parquet file, a Hugging Face data set."""
+MADE = {"digits-scenes": make_digit_scenes, "digits-rotated": make_rotated_digits}
+
+
+def open_data(
+    source: str | Path, image_column: str | None = None, label_column: str | None = None, task: str | None = None
+) -> Data:
+    """Open an embedded name (`digits`), a known set, class folders, COCO, Ultralytics or mask folders, a COCO file,
+    a CSV or Parquet file, or a Hugging Face data set; `task` says what a table's labels are for.
+    """
     name, path = str(source), Path(source)
     if name == "digits":
         return load_digits()
     if name == "scenes":
         return make_scenes()[0]
+    if name in MADE:
+        return MADE[name]()
     if name.startswith(HUB):
         return load_hf(name, image_column, label_column)
     if name in PLACES and not path.exists():
@@ -38,17 +51,18 @@ def open_data(source: str | Path, image_column: str | None = None, label_column:
             raise DataError(f"{name} was not found in {', '.join(PLACES[name])}; give the path of its folder instead.")
         path = found
     if not path.exists():
-        known = ", ".join(["digits", "scenes", *PLACES])
+        known = ", ".join(["digits", "scenes", *PLACES, *MADE])
         raise DataError(
             f"{name} does not exist; give a folder of class folders, a CSV or Parquet file, "
             f"hf-hub:owner/name, or one of {known}."
         )
     if path.is_file():
+        if path.suffix.lower() == ".json":
+            return load_coco(path)
         if path.suffix.lower() not in (".csv", ".parquet"):
-            raise DataError(
-                f"{path} is a file of an unknown kind ({path.suffix or 'no suffix'}); give a CSV, Parquet or folder."
-            )
-        return load_table(path, image_column, label_column)
+            kind = path.suffix or "no suffix"
+            raise DataError(f"{path} is a file of an unknown kind ({kind}); give a CSV, Parquet, COCO JSON or folder.")
+        return load_table(path, image_column, label_column, task)
     if is_hf_folder(path):
         return load_hf(str(path), image_column, label_column)
     if is_idx_folder(path):
@@ -57,4 +71,7 @@ def open_data(source: str | Path, image_column: str | None = None, label_column:
         return load_cifar10(path, name if name in PLACES else path.name)
     if not any(path.iterdir()):
         raise DataError(f"{path} is empty; it should hold a folder of images for each class.")
+    for is_it, load in ((is_coco_folder, load_coco), (is_yolo_folder, load_yolo), (is_masks_folder, load_masks)):
+        if is_it(path):
+            return load(path)
     return load_folder(path)

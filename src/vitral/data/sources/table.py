@@ -1,45 +1,193 @@
-"""A CSV or Parquet file with a column of image paths and a column of labels, and perhaps one of splits."""
+"""A CSV or Parquet file with a column of image paths, one or more of labels or numbers, and perhaps one of splits."""
 
 import csv
+import math
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from vitral.data.sources.base import Data, ImageFiles
+from vitral.data.sources.base import Data, ImageFiles, Kind, problem, problem_notes
 from vitral.errors import DataError
 
 IMAGE_COLUMNS = ("image", "path", "file", "filename", "file_name", "image_path")
 LABEL_COLUMNS = ("label", "class", "target", "category")
 SPLIT_COLUMNS = ("split", "part", "set")
 SPLIT_NAMES = {"valid": "val", "validation": "val", "training": "train", "testing": "test"}
+SWITCH = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, "false": 0.0, "true": 1.0}
 
 
-def load_table(path: Path, image_column: str | None = None, label_column: str | None = None) -> Data:
-    """Read the table; paths in it are relative to where it lies."""
+def load_table(
+    path: Path, image_column: str | None = None, label_column: str | None = None, task: str | None = None
+) -> Data:
+    """Read the table; paths in it are relative to where it lies. `label_column` may name several, separated by commas.
+
+    What the targets are is told by `task` ("regress", "multilabel", or anything else for one class an image), or else
+    by the cells: numbers that are not whole, several labels to a cell, several columns.
+    """
     columns = _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
     image = _column(path, columns, image_column, IMAGE_COLUMNS, "image", "--image-column")
-    label = _column(path, columns, label_column, LABEL_COLUMNS, "label", "--label-column")
+    asked = [label_column] if not label_column or label_column in columns else label_column.split(",")
+    labels = [
+        _column(path, columns, name.strip() if name else None, LABEL_COLUMNS, "label", "--label-column")
+        for name in asked
+    ]
     split = next((name for name in SPLIT_COLUMNS if name in columns), None)
     paths = [path.parent / value for value in columns[image]]
     missing = [str(p) for p in paths if not p.is_file()]
     if missing:
         raise DataError(f"{path} names {len(missing)} images that do not exist, the first: {missing[0]}.")
-    classes = sorted_classes(columns[label])
-    if len(classes) < 2:
-        raise DataError(f"{path}: column {label} has only one class ({classes[0] if classes else 'none'}).")
-    numbers = {name: i for i, name in enumerate(classes)}
-    targets = torch.tensor([numbers[value] for value in columns[label]])
+    read = _read_targets(path, {name: columns[name] for name in labels}, task)
+    problems = [problem("bad_target", paths[row], error) for row, error in read.bad.items()]
+    good = [row for row in range(len(paths)) if row not in read.bad]
+    if not good:
+        raise DataError(f"{path} has no row with a usable target; the first: {problems[0]['error']}.")
     parts = [SPLIT_NAMES.get(v.lower(), v.lower()) for v in columns[split]] if split else ["train"] * len(paths)
     unknown = sorted(set(parts) - {"train", "val", "test"})
     if unknown or "train" not in parts:
         raise DataError(f"{path}: column {split} must hold train, val and test, got {', '.join(sorted(set(parts)))}.")
     splits = {
-        part: torch.tensor([i for i, p in enumerate(parts) if p == part])
+        part: torch.tensor([i for i, row in enumerate(good) if parts[row] == part], dtype=torch.long)
         for part in ("train", "val", "test")
         if part in parts
     }
-    return Data(path.stem, ImageFiles(paths), targets, classes, splits)
+    return Data(
+        name=path.stem,
+        images=ImageFiles([paths[row] for row in good]),
+        targets=read.targets[good],
+        classes=read.classes,
+        splits=splits,
+        notes=[*read.notes, *problem_notes(problems)],
+        kind=read.kind,
+        target_names=labels if read.kind == "numbers" else None,
+        problems=problems,
+    )
+
+
+# ---- what the cells hold ----
+
+
+@dataclass(frozen=True)
+class _Read:
+    """The targets of all rows, and which rows have none, and why."""
+
+    kind: Kind
+    targets: Tensor
+    classes: list[str]
+    bad: dict[int, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def _read_targets(path: Path, cells: dict[str, list[str]], task: str | None) -> _Read:
+    named = ", ".join(cells)
+    if task == "regress" or (task is None and _are_numbers(cells)):
+        notes = [] if task else [f"column {named} holds numbers, to be estimated; --task classify makes them classes"]
+        return _read_numbers(cells, notes)
+    if len(cells) > 1:
+        if task in (None, "multilabel") and all(
+            v.strip().lower() in SWITCH for column in cells.values() for v in column if v
+        ):
+            return _read_switches(cells)
+        raise DataError(f"{path}: columns {named} must hold 0 and 1, or numbers, to be used together.")
+    values = next(iter(cells.values()))
+    separator = _separator(values)
+    if task == "multilabel" or (task is None and separator):
+        return _read_lists(path, named, values, separator)
+    classes = sorted_classes(values)
+    if len(classes) < 2:
+        raise DataError(f"{path}: column {named} has only one class ({classes[0] if classes else 'none'}).")
+    numbers = {name: i for i, name in enumerate(classes)}
+    return _Read("label", torch.tensor([numbers[value] for value in values]), classes)
+
+
+def _number(cell: str) -> float | None:
+    """A cell as a number, not a number (NaN) if it is empty, None if it is a word."""
+    cell = cell.strip()
+    try:
+        return float(cell) if cell and cell != "None" else math.nan
+    except ValueError:
+        return None
+
+
+def _are_numbers(cells: dict[str, list[str]]) -> bool:
+    """Whether all cells are numbers, and some of one column not whole, or those of several more than 0 and 1."""
+    values = [_number(cell) for column in cells.values() for cell in column]
+    finite = [v for v in values if v is not None and math.isfinite(v)]
+    if len(finite) == 0 or None in values:
+        return False
+    return any(not v.is_integer() for v in finite) or (len(cells) > 1 and not set(finite) <= {0.0, 1.0})
+
+
+def _read_numbers(cells: dict[str, list[str]], notes: list[str]) -> _Read:
+    bad: dict[int, str] = {}
+    rows = list(zip(*cells.values(), strict=True))
+    targets = torch.zeros(len(rows), len(cells))
+    for i, row in enumerate(rows):
+        for k, (name, cell) in enumerate(zip(cells, row, strict=True)):
+            value = _number(cell)
+            if value is None or not math.isfinite(value):
+                bad[i] = f"{name} is {cell.strip() or 'empty'}, not a finite number"
+            else:
+                targets[i, k] = value
+    return _Read("numbers", targets, [], bad, notes)
+
+
+def _read_switches(cells: dict[str, list[str]]) -> _Read:
+    """A column for each class, 1 where it applies."""
+    bad: dict[int, str] = {}
+    rows = list(zip(*cells.values(), strict=True))
+    targets = torch.zeros(len(rows), len(cells))
+    for i, row in enumerate(rows):
+        for k, (name, cell) in enumerate(zip(cells, row, strict=True)):
+            value = SWITCH.get(cell.strip().lower())
+            if value is None:
+                bad[i] = f"{name} is {cell.strip() or 'empty'}, not 0 or 1"
+            else:
+                targets[i, k] = value
+    return _Read("labels", targets, list(cells), bad)
+
+
+def _separator(values: list[str]) -> str | None:
+    """What separates the labels of a cell: ; or |, "[" for lists in brackets, or a comma that is no part of a name.
+
+    A comma separates if that leaves no more different labels than there are different cells: "cat,dog" beside "dog",
+    and not "tench, Tinca tinca" beside "kite, bird of prey".
+    """
+    filled = {v.strip() for v in values if v.strip()}
+    if filled and all(v.startswith("[") and v.endswith("]") for v in filled):
+        return "["
+    for mark in ";|":
+        if any(mark in v for v in filled):
+            return mark
+    if any("," in v for v in filled) and len({w for v in filled for w in _words(v, ",")}) <= len(filled):
+        return ","
+    return None
+
+
+def _words(cell: str, separator: str | None) -> list[str]:
+    """The labels of a cell."""
+    if separator == "[":
+        inside = cell.strip().removeprefix("[").removesuffix("]")
+        words = inside.split("," if "," in inside else None)
+        return [w for word in words if (w := word.strip().strip("'\""))]
+    return [w for word in (cell.split(separator) if separator else [cell]) if (w := word.strip())]
+
+
+def _read_lists(path: Path, column: str, values: list[str], separator: str | None) -> _Read:
+    """Several labels to a cell; an empty cell is an image without any."""
+    separator = separator or ("," if any("," in v for v in values) else None)
+    labels = [_words(value, separator) for value in values]
+    classes = sorted_classes(word for words in labels for word in words)
+    if not classes:
+        raise DataError(f"{path}: column {column} has no label in any row.")
+    numbers = {name: i for i, name in enumerate(classes)}
+    targets = torch.zeros(len(values), len(classes))
+    for target, words in zip(targets, labels, strict=True):
+        target[[numbers[word] for word in words]] = 1
+    how = "lists in brackets" if separator == "[" else f"labels separated by {separator}" if separator else "one label"
+    return _Read("labels", targets, classes, notes=[f"column {column} is read as several labels to an image: {how}"])
 
 
 def sorted_classes(words: Iterable[str]) -> list[str]:

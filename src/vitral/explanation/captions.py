@@ -1,0 +1,78 @@
+"""What is said beside the maps: which part of the image the model saw, what it says, and what was explained."""
+
+from collections.abc import Callable
+from math import log
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from vitral.config import Preprocess, pair
+from vitral.data.images import read_image
+from vitral.data.targets import View
+from vitral.data.transforms import eval_view
+from vitral.explanation.relevance import select
+from vitral.inference.predictor import ImageLike, Predictor
+from vitral.tasks.base import Frame
+from vitral.tasks.classify import Classify
+
+Chosen = int | Callable[[Tensor], Tensor] | None
+"""A class, a function of the output, or None for the likeliest class."""
+
+
+def said(predictor: Predictor, x: Tensor, chosen: Chosen, by_class: bool) -> dict[str, Any]:
+    """Fields `about`, `answer`, `label` and `probability` of an explanation, `chosen` being what was asked for."""
+    outputs, labels = predictor.outputs(x), predictor.labels
+    if callable(chosen):
+        return {"about": f"your function, {float(select(outputs, chosen)):.4g}"}
+    if not labels:
+        return {}
+    if not isinstance(predictor.task, Classify):
+        frame = Frame("", (x.shape[2], x.shape[3]), View.whole())
+        answer = next(predictor.task.decode(outputs, [frame], 1)).text()
+        if not by_class:
+            return {"about": f"the model says {answer}", "answer": answer}
+        label = labels[int(outputs[0, : len(labels)].argmax()) if chosen is None else chosen]
+        return {"about": f"{label}; the model says {answer}", "answer": answer, "label": label}
+    probabilities = (outputs[0].double() / predictor.task.temperature).softmax(0).tolist()
+    best = max(range(len(labels)), key=probabilities.__getitem__)
+    answer = f"{labels[best]}, {_percent(probabilities[best])}"
+    if not by_class:
+        return {"about": f"the model says {answer}", "answer": answer}
+    number = best if chosen is None else chosen
+    label, p = labels[number], probabilities[number]
+    name = f"class {label}" if label.isdigit() else label
+    about = f"{name}, {_percent(p)}" if number == best else f"{name} ({_percent(p)}; the model says {answer})"
+    return {"about": about, "answer": answer, "label": label, "probability": p}
+
+
+def _percent(p: float) -> str:
+    return f"{100 * p:.1f} %"
+
+
+def size_of(image: ImageLike) -> tuple[int, int]:
+    """Height and width of the original; a file is read whole, for the predictor may have read it smaller."""
+    if isinstance(image, Image.Image):
+        return image.height, image.width
+    if isinstance(image, np.ndarray):
+        return image.shape[0], image.shape[1]
+    x = image if isinstance(image, Tensor) else read_image(image)
+    return x.shape[1], x.shape[2]
+
+
+def part_shown(size: tuple[int, int], p: Preprocess) -> str:
+    """Which part of an image of `size` the model is shown, in words: width x height, as people say it."""
+    H, W = size
+    height, width = pair(p.img_size)
+    view = eval_view(size, p)
+    h, w = view.height * H, view.width * W
+    if p.crop_mode == "pad":
+        return f"all of {W} x {H}" + ", padded" * ((round(h), round(w)) != size)
+    squash = p.crop_mode.startswith("squash")
+    if not squash:  # the longer side is rounded down by less than a pixel, and so stretched a little
+        h, w = min(h, w * height / width), min(w, h * width / height)
+    h, w = max(1, round(h)), max(1, round(w))
+    text = f"all of {W} x {H}" if (h, w) == size else f"the middle {w} x {h} of {W} x {H}"
+    squeezed = squash and abs(log(w / h * height / width)) > 0.02
+    return text + f", squeezed to {width} x {height}" * squeezed

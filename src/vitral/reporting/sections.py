@@ -1,0 +1,237 @@
+"""What a report shows of each task: tables, charts, and pictures of answers beside the truth."""
+
+import base64
+import html
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from vitral.data.images import AtLeast
+from vitral.data.sources.base import Data
+from vitral.data.targets import View
+from vitral.data.transforms import decode_size
+from vitral.explanation.explain import explain
+from vitral.explanation.figures import blended
+from vitral.inference.predictor import Predictor
+from vitral.reporting.charts import confusion_matrix, histogram, reliability_chart, scatter_chart
+from vitral.tasks.base import Answer
+from vitral.tasks.drawing import boxed, overlaid
+from vitral.tasks.regress import Regress
+
+Section = tuple[str, str, bool]
+"""Title, body, and whether it takes the whole width."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What there is to show: the run, what it kept of its evaluation, the data, and which part of them."""
+
+    run: Path
+    document: dict[str, Any]
+    evaluation: dict[str, Tensor]
+    data: Data
+    part: str
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Metrics of the part."""
+        return self.document["metrics"][self.part]
+
+    def kept(self, name: str) -> Tensor:
+        """What the task kept of the part's images."""
+        return self.evaluation[f"{self.part}.{name}"]
+
+
+def sections(s: Shown) -> list[Section]:
+    """The sections of the run's task."""
+    return SECTIONS[s.document["task"]](s)
+
+
+def _classify(s: Shown) -> list[Section]:
+    return [
+        ("Calibration", _calibration(s), False),
+        ("By class", _table(s.metrics["by_class"], "class"), False),
+        ("Confusion", confusion_matrix(s.metrics["confusion"], s.document["labels"]), True),
+        ("What it looks at", _looks(s), True),
+        ("Most confident mistakes", _mistakes(s), True),
+    ]
+
+
+def _multilabel(s: Shown) -> list[Section]:
+    return [
+        ("By label", _table(s.metrics["by_label"], "label"), True),
+        ("Answers", _pictures(s, _labels_truth), True),
+    ]
+
+
+def _regress(s: Shown) -> list[Section]:
+    task = Regress.from_run(s.document)
+    values, targets = task.split(s.kept("outputs").double())[0], s.kept("targets").double()
+    shown: list[Section] = [("By target", _table(s.metrics["by_target"], "target"), True)]
+    for i, name in enumerate(task.labels):
+        pairs = list(zip(targets[:, i].tolist(), values[:, i].tolist(), strict=True))
+        shown.append((f"{name}: told against true", scatter_chart(pairs, f"true {name}", f"told {name}"), False))
+        shown.append((f"{name}: errors", histogram([told - true for true, told in pairs], "told - true"), False))
+    worst = (values - targets).abs().mean(1).argsort(descending=True)[:12]
+    return [*shown, ("Largest errors", _pictures(s, _numbers_truth, worst.tolist()), True)]
+
+
+def _segment(s: Shown) -> list[Section]:
+    return [
+        ("By class", _table(s.metrics["by_class"], "class"), True),
+        ("Answers: truth left, answer right", _pictures(s, _mask_truth), True),
+    ]
+
+
+def _detect(s: Shown) -> list[Section]:
+    return [
+        ("By class", _table(s.metrics["by_class"], "class"), True),
+        ("Answers: truth left, answer right", _pictures(s, _box_truth), True),
+    ]
+
+
+SECTIONS: dict[str, Callable[[Shown], list[Section]]] = {
+    "classify": _classify,
+    "multilabel": _multilabel,
+    "regress": _regress,
+    "segment": _segment,
+    "detect": _detect,
+}
+
+# ---- pictures of answers ----
+
+Truth = Callable[[Shown, int, Image.Image], "Image.Image | str"]
+"""The truth about an image of the data, as a picture or in words."""
+
+
+def _labels_truth(s: Shown, index: int, image: Image.Image) -> str:
+    present = [name for name, y in zip(s.data.classes, s.data.targets[index].tolist(), strict=True) if y > 0.5]
+    return ", ".join(present) or "no label"
+
+
+def _numbers_truth(s: Shown, index: int, image: Image.Image) -> str:
+    return "  ".join(f"{value:.4g}" for value in s.data.targets[index].double().view(-1).tolist())
+
+
+def _mask_truth(s: Shown, index: int, image: Image.Image) -> Image.Image:
+    assert s.data.masks is not None
+    mask = s.data.masks.take(index, View.whole(), (image.height, image.width))
+    return overlaid(image, mask.numpy(), s.document["labels"])
+
+
+def _box_truth(s: Shown, index: int, image: Image.Image) -> Image.Image:
+    assert s.data.boxes is not None
+    rows = s.data.boxes.rows[index]
+    corners = rows[:, 1:] * rows.new_tensor([image.width, image.height] * 2)
+    numbers = [s.document["labels"].index(s.data.classes[int(k)]) for k in rows[:, 0].tolist()]
+    return boxed(image, corners.tolist(), [s.document["labels"][k] for k in numbers], numbers)
+
+
+def _pictures(s: Shown, truth: Truth, rows: list[int] | None = None, count: int = 12) -> str:
+    """The first images of the part, or chosen rows of it, with answer and truth."""
+    predictor, figures = Predictor(s.run), []
+    for i in rows if rows is not None else range(min(count, len(s.kept("indices")))):
+        index = int(s.kept("indices")[i])
+        pixels = s.data.images.read(index, predictor.mode)
+        answer: Answer = predictor.predict(pixels)[0]
+        image = Image.fromarray(np.ascontiguousarray(pixels.expand(3, -1, -1).permute(1, 2, 0).numpy()))
+        true = truth(s, index, image)
+        alt, told = html.escape(s.data.images.name(index)), html.escape(_short(answer.text()))
+        if isinstance(true, str):
+            figures.append(
+                f'<figure><img src="{_data_url(image)}" alt="{alt}"><figcaption>said {told}<br>is {html.escape(true)}'
+                f"</figcaption></figure>"
+            )
+        else:
+            pair = "".join(
+                f'<img src="{_data_url(picture, 320)}" alt="{what} of {alt}"> '
+                for picture, what in ((true, "truth"), (answer.draw(image), "answer"))
+            )
+            figures.append(f'<figure class="pair">{pair}<figcaption>{told}</figcaption></figure>')
+    return f'<div class="shots">{"".join(figures)}</div>'
+
+
+def _short(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else f"{text[: most - 2].rpartition('  ')[0]} ..."
+
+
+# ---- classification ----
+
+
+def _calibration(s: Shown) -> str:
+    error, temperature = s.metrics["ece"], s.document["temperature"]
+    fitted = f"a temperature of {temperature:.2f} fitted on validation" if temperature != 1 else "no temperature"
+    note = f'<p class="soft">Confidence is off by {100 * error:.1f} points on average, with {fitted}.</p>'
+    return reliability_chart(s.metrics["calibration"]) + note
+
+
+def _table(rows: dict[str, dict[str, float]], what: str) -> str:
+    """One row a class, label or target; shares in percent."""
+    columns = list(next(iter(rows.values()), {}))
+    heads = "".join(f"<th>{html.escape(name.replace('_', ' '))}</th>" for name in [what, *columns])
+    body = "".join(
+        f"<tr><td>{html.escape(name)}</td>{''.join(f'<td>{_cell(row[key])}</td>' for key in columns)}</tr>"
+        for name, row in rows.items()
+    )
+    return f"<table><tr>{heads}</tr>{body}</table>"
+
+
+def _cell(value: float | int) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}" if abs(value) >= 10 else f"{value:.3f}"
+
+
+def _mistakes(s: Shown, count: int = 16) -> str:
+    logits, targets = s.kept("logits").double(), s.kept("targets")
+    confidence, said = (logits / s.document["temperature"]).softmax(1).max(1)
+    wrong = (said != targets).nonzero()[:, 0]
+    if not len(wrong):
+        return f"<p>None: every image of the {s.part} part was told right.</p>"
+    wrong = wrong[confidence[wrong].argsort(descending=True)][:count]
+    labels, figures = s.document["labels"], []
+    for i in wrong.tolist():
+        index = int(s.kept("indices")[i])
+        picture = _picture(s.data.images.read(index, "rgb", AtLeast(112, 112)))
+        name, truth = html.escape(labels[int(said[i])]), html.escape(labels[int(targets[i])])
+        alt = html.escape(s.data.images.name(index))
+        figures.append(
+            f'<figure><img src="{picture}" alt="{alt}"><figcaption>said <b>{name}</b> {100 * confidence[i]:.0f} %<br>'
+            f"is {truth}</figcaption></figure>"
+        )
+    return f'<div class="shots">{"".join(figures)}</div>'
+
+
+def _looks(s: Shown) -> str:
+    """The first image of each class, with the patches that speak for the answer."""
+    predictor, figures, shown = Predictor(s.run), [], set()
+    for i, label in enumerate(s.kept("targets").tolist()):
+        if label in shown or len(shown) == 8:
+            continue
+        shown.add(label)
+        index = int(s.kept("indices")[i])
+        pixels = s.data.images.read(index, predictor.mode, decode_size(predictor.preprocess))
+        made = explain(predictor, pixels, "relevance")
+        name = html.escape(made.about)
+        figures.append(
+            f'<figure><img src="{_data_url(blended(made.image, made.maps[0]))}" alt="{name}">'
+            f"<figcaption>{name}<br>is {html.escape(s.document['labels'][label])}</figcaption></figure>"
+        )
+    note = "Patches that speak for the answer: gradient times attention, bright for much. vitral explain shows more."
+    return f'<div class="shots">{"".join(figures)}</div><p class="soft">{note}</p>'
+
+
+def _picture(pixels: Tensor) -> str:
+    """A thumbnail as a data URL."""
+    return _data_url(Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()))
+
+
+def _data_url(image: Image.Image, side: int = 112) -> str:
+    image.thumbnail((side, side))
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -1,0 +1,147 @@
+"""What a task is to the loop, the predictor and the report: none of them knows any task by name."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self
+
+from PIL import Image
+from torch import Tensor, nn
+
+from vitral.config import Preprocess, TrainConfig
+from vitral.data.noise import Noise
+from vitral.data.sources.base import Data
+from vitral.data.targets import Targets, View
+from vitral.models.vit import VisionTransformer
+
+Found = dict[str, Tensor]
+"""What is kept of a model's outputs to judge them by, with the targets: the first axis of each counts images."""
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], outputs: Any) -> Any:
+    """Apply a function to every tensor of what a model gives: one, or lists, tuples and dataclasses of them."""
+    if isinstance(outputs, Tensor):
+        return function(outputs)
+    if isinstance(outputs, list | tuple):
+        return type(outputs)(map_tensors(function, part) for part in outputs)
+    return replace(outputs, **{f.name: map_tensors(function, getattr(outputs, f.name)) for f in fields(outputs)})
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One image that was fed: its name, its size, and the part of it that the model saw."""
+
+    name: str
+    size: tuple[int, int]
+    view: View
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer for one image, or why there is none."""
+
+    name: str
+    error: str = ""
+
+    columns: ClassVar[tuple[str, ...]] = ()
+    """Columns of a table of answers, between the image's name and the error."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"image": self.name, "error": self.error} if self.error else {"image": self.name, **self.content()}
+
+    def content(self) -> dict[str, Any]:
+        """The answer itself as plain values."""
+        raise NotImplementedError
+
+    def text(self) -> str:
+        """The answer in a line."""
+        raise NotImplementedError
+
+    def rows(self) -> list[list[str]]:
+        """The answer as rows of a table, under `columns`."""
+        raise NotImplementedError
+
+    def draw(self, image: Image.Image) -> Image.Image:
+        """The image with the answer on it."""
+        raise NotImplementedError
+
+
+class Task(ABC):
+    """Head, targets, loss, metrics and decoding of one task."""
+
+    name: ClassVar[str]
+    better: ClassVar[str]
+    """The metric that tells which of two models is better; more is better."""
+    answer: ClassVar[type[Answer]]
+    headline: ClassVar[str]
+    """The metric a report begins with."""
+    spatial: ClassVar[bool] = False
+    """Whether the answer has places in the image: all of it must then be seen, and two cannot be mixed."""
+
+    labels: list[str]
+    """Names of classes, or of numbers."""
+    notes: list[str] = []  # noqa: RUF012
+    """What was decided on the way, to be said to the user."""
+
+    @classmethod
+    @abstractmethod
+    def from_data(cls, data: Data, config: TrainConfig) -> Self:
+        """The task as the training data states it."""
+
+    @classmethod
+    @abstractmethod
+    def from_run(cls, document: dict[str, Any]) -> Self:
+        """The task of a finished run, from its `config.json`."""
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of a ViT's own head; 0 where the task brings a head along."""
+        return len(self.labels)
+
+    @abstractmethod
+    def targets(self, data: Data) -> Targets:
+        """The targets of a data set, numbered as this task numbers them."""
+
+    def build(self, backbone: VisionTransformer) -> nn.Module:
+        """The model, around a ViT that has `outputs` outputs."""
+        return backbone
+
+    def preprocess(self, p: Preprocess) -> Preprocess:
+        """What is done to images, starting from what the backbone is used to."""
+        return p
+
+    def forward(self, model: nn.Module, images: Tensor, targets: Tensor, noise: Noise) -> Any:
+        """Outputs in training; a task may show the model more than the images."""
+        return model(images)
+
+    @abstractmethod
+    def loss(self, outputs: Any, targets: Tensor, partners: Tensor, own: Tensor) -> Tensor:
+        """Mean loss of a batch: `own` (B,) parts of each image are its own, the rest its partner's."""
+
+    @abstractmethod
+    def sums(self, outputs: Any, targets: Tensor) -> dict[str, float]:
+        """What a training batch adds to the running metrics, with its `count`."""
+
+    @abstractmethod
+    def found(self, outputs: Any, targets: Tensor) -> Found:
+        """What to keep of a batch for `metrics`."""
+
+    @abstractmethod
+    def metrics(self, found: Found) -> dict[str, Any]:
+        """How good the answers are; the plain numbers among them are logged during training."""
+
+    def calibrate(self, found: Found) -> None:  # noqa: B027
+        """Settle on validation data what training leaves open, if there is anything."""
+
+    def settings(self) -> dict[str, Any]:
+        """What `from_run` needs besides the labels."""
+        return {}
+
+    @abstractmethod
+    def summary(self, metrics: dict[str, Any]) -> str:
+        """The metrics in a line."""
+
+    @abstractmethod
+    def decode(self, outputs: Any, frames: Sequence[Frame], top_k: int) -> Iterator[Answer]:
+        """Answers for a batch of outputs."""

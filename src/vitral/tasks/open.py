@@ -1,0 +1,44 @@
+"""Tasks by their names, and which of them a data set is for."""
+
+from typing import Any
+
+from vitral.config import TrainConfig
+from vitral.data.sources.base import Data
+from vitral.errors import ConfigError, unknown_name
+from vitral.tasks.base import Task
+from vitral.tasks.classify import Classify
+from vitral.tasks.detect import Detect
+from vitral.tasks.multilabel import Multilabel
+from vitral.tasks.regress import Regress
+from vitral.tasks.segment import Segment
+
+TASKS: dict[str, type[Task]] = {task.name: task for task in (Classify, Multilabel, Regress, Segment, Detect)}
+_BY_KIND = {"label": "classify", "labels": "multilabel", "numbers": "regress"}
+
+
+def infer_task(data: Data) -> str:
+    """The task that the data leave no doubt about."""
+    if data.boxes is not None and data.masks is not None:
+        raise ConfigError(f"{data.name} has boxes and masks; say which to learn: --task detect or --task segment.")
+    if data.boxes is not None:
+        return "detect"
+    return "segment" if data.masks is not None else _BY_KIND[data.kind]
+
+
+def make_task(name: str | None, data: Data, config: TrainConfig) -> Task:
+    """The task of that name on the data, or else the one the data are for."""
+    name = name or infer_task(data)
+    if name not in TASKS:
+        raise unknown_name("task", name, TASKS)
+    task = TASKS[name].from_data(data, config)
+    if task.spatial and (config.augment.mixup or config.augment.cutmix):
+        raise ConfigError(f"mixup and cutmix do not go with --task {name}; set --augment.mixup 0 --augment.cutmix 0.")
+    return task
+
+
+def load_task(document: dict[str, Any]) -> Task:
+    """The task of a finished run, from its `config.json`."""
+    name = document.get("task", "classify")
+    if name not in TASKS:
+        raise unknown_name("task", str(name), TASKS)
+    return TASKS[name].from_run(document)

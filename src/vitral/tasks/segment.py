@@ -1,0 +1,238 @@
+"""Semantic segmentation: a class for every pixel."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+
+from vitral.config import Preprocess, SegmenterConfig, SegmentOptions, TrainConfig
+from vitral.data.sources.base import Data
+from vitral.data.sources.coco import mask_to_rle
+from vitral.data.targets import IGNORE, Targets, View
+from vitral.errors import DataError
+from vitral.models.segmenter import Segmenter
+from vitral.models.vit import VisionTransformer
+from vitral.tasks.base import Answer, Found, Frame, Task
+from vitral.tasks.drawing import overlaid
+
+
+@dataclass(frozen=True)
+class Mask(Answer):
+    """The class number of every pixel of an image, (H, W)."""
+
+    mask: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
+    labels: list[str] = field(default_factory=list)
+
+    columns: ClassVar[tuple[str, ...]] = ("label", "pixels", "share")
+
+    def _counts(self) -> list[tuple[int, str, int]]:
+        counts = np.bincount(self.mask.ravel(), minlength=len(self.labels)).tolist()
+        return [(i, name, counts[i]) for i, name in enumerate(self.labels) if counts[i]]
+
+    def content(self) -> dict[str, Any]:
+        """Each class that is there: its pixels, their share, and where they are as COCO's run lengths."""
+        classes = [
+            {
+                "label": name,
+                "pixels": n,
+                "share": n / self.mask.size,
+                "rle": mask_to_rle(torch.from_numpy(self.mask == i)),
+            }
+            for i, name, n in self._counts()
+        ]
+        return {"size": list(self.mask.shape), "classes": classes}
+
+    def text(self) -> str:
+        """The classes that are there, with their shares."""
+        return "  ".join(f"{name} {100 * n / self.mask.size:.1f} %" for _, name, n in self._counts())
+
+    def rows(self) -> list[list[str]]:
+        """One row a class."""
+        return [[name, str(n), f"{n / self.mask.size:.6f}"] for _, name, n in self._counts()]
+
+    def draw(self, image: Image.Image) -> Image.Image:
+        """The image under its mask."""
+        return overlaid(image, self.mask, self.labels)
+
+
+class Segment(Task):
+    """Cross-entropy and dice over the pixels, mean intersection over union."""
+
+    name = "segment"
+    better = "miou"
+    headline = "miou"
+    answer = Mask
+    spatial = True
+
+    def __init__(self, labels: list[str], options: SegmentOptions, weights: Tensor | None = None) -> None:
+        self.labels, self.options, self.weights = labels, options, weights
+
+    @classmethod
+    def from_data(cls, data: Data, config: TrainConfig) -> Self:
+        """The classes of the masks, and their weights where they are asked for."""
+        if data.masks is None:
+            raise DataError(f"{data.name} has no masks; segmentation needs images/ and masks/, or COCO polygons.")
+        labels = list(data.mask_classes or [])
+        balanced = config.segment.class_weights == "balanced"
+        return cls(labels, config.segment, balanced_weights(data, len(labels)) if balanced else None)
+
+    @classmethod
+    def from_run(cls, document: dict[str, Any]) -> Self:
+        """The classes."""
+        return cls(list(document["labels"]), SegmentOptions.from_dict(document["train"]["segment"]))
+
+    @property
+    def outputs(self) -> int:
+        """The head is the segmenter's."""
+        return 0
+
+    def targets(self, data: Data) -> Targets:
+        """The masks."""
+        if data.masks is None:
+            raise DataError(f"{data.name} has no masks to compare with.")
+        if list(data.mask_classes or []) != self.labels:
+            raise DataError(
+                f"{data.name} has the mask classes {', '.join((data.mask_classes or [])[:5])}, "
+                f"the model {', '.join(self.labels[:5])}; they must be the same, in the same order."
+            )
+        return data.masks
+
+    def build(self, backbone: VisionTransformer) -> nn.Module:
+        """The ViT with a head for pixels."""
+        o = self.options
+        config = SegmenterConfig(
+            backbone=backbone.config, num_classes=len(self.labels), head=o.head, layers=o.layers, width=o.width
+        )
+        model = Segmenter(config, backbone)
+        model.preprocess = backbone.preprocess
+        return model
+
+    def preprocess(self, p: Preprocess) -> Preprocess:
+        """The whole image, its aspect kept."""
+        return replace(p, crop_mode="pad")
+
+    def loss(self, outputs: Tensor, targets: Tensor, partners: Tensor, own: Tensor) -> Tensor:
+        """Cross-entropy, and as many parts dice as asked for; ignored pixels count in neither."""
+        y = targets.long()
+        if not bool((y != IGNORE).any()):
+            return outputs.sum() * 0
+        weights = None if self.weights is None else self.weights.to(outputs)
+        entropy = F.cross_entropy(outputs, y, weight=weights, ignore_index=IGNORE)
+        return entropy + self.options.dice * dice_loss(outputs, y)
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+        """Share of pixels told right in each image."""
+        counts = targets != IGNORE
+        right = ((outputs.argmax(1) == targets) & counts).flatten(1).sum(1) / counts.flatten(1).sum(1).clamp(min=1)
+        return {"count": float(len(targets)), "pixel_accuracy": float(right.sum())}
+
+    def found(self, outputs: Tensor, targets: Tensor) -> Found:
+        """A table (K, K) for each image: true class down, told class across."""
+        return {"confusion": confusion(outputs.argmax(1), targets, len(self.labels))}
+
+    def metrics(self, found: Found) -> dict[str, Any]:
+        """Intersection over union of each class that is there or was told, and the mean of those; pixel accuracy."""
+        total = found["confusion"].double().sum(0)
+        hit, actual, told = total.diagonal(), total.sum(1), total.sum(0)
+        union = actual + told - hit
+        by_class = {
+            name: {
+                "pixels": int(actual[i]),
+                "iou": float(hit[i] / union[i]),
+                "recall": float(hit[i] / actual[i]) if actual[i] else 0.0,
+                "precision": float(hit[i] / told[i]) if told[i] else 0.0,
+            }
+            for i, name in enumerate(self.labels)
+            if union[i]
+        }
+        return {
+            "images": len(found["confusion"]),
+            "miou": sum(row["iou"] for row in by_class.values()) / max(len(by_class), 1),
+            "pixel_accuracy": float(hit.sum() / total.sum().clamp(min=1)),
+            "by_class": by_class,
+            "confusion": total.long().tolist(),
+        }
+
+    def summary(self, metrics: dict[str, Any]) -> str:
+        """Mean intersection over union."""
+        return f"mean IoU {metrics['miou']:.4f}, pixel accuracy {100 * metrics['pixel_accuracy']:.2f} %"
+
+    def decode(self, outputs: Tensor, frames: Sequence[Frame], top_k: int) -> Iterator[Mask]:
+        """Class numbers at the size of each image."""
+        for logits, frame in zip(outputs, frames, strict=True):
+            mask = to_image(logits, frame.view, frame.size).argmax(0)
+            yield Mask(frame.name, mask=mask.to(torch.uint8).numpy(), labels=self.labels)
+
+
+def dice_loss(logits: Tensor, y: Tensor) -> Tensor:
+    """1 - 2 |p y| / (|p| + |y|), the mean over the classes that are in the batch; ignored pixels count in neither."""
+    K = logits.shape[1]
+    counts = (y != IGNORE)[:, None]
+    p = logits.softmax(1) * counts
+    truth = F.one_hot(y.masked_fill(y == IGNORE, 0), K).permute(0, 3, 1, 2) * counts
+    both, sizes = (p * truth).sum((0, 2, 3)), (p + truth).sum((0, 2, 3))
+    there = truth.flatten(2).any(2).any(0)
+    return (1 - (2 * both[there] + 1) / (sizes[there] + 1)).mean()
+
+
+def confusion(told: Tensor, truth: Tensor, K: int) -> Tensor:
+    """Pixels (B, H, W) told and true -> counts (B, K, K), true class down, told class across."""
+    B = len(truth)
+    pairs = truth.long() * K + told
+    image = torch.arange(B, device=truth.device)[:, None, None] * K * K
+    counted = (image + pairs)[truth != IGNORE]
+    return torch.bincount(counted, minlength=B * K * K).view(B, K, K)
+
+
+def to_image(logits: Tensor, view: View, size: tuple[int, int]) -> Tensor:
+    """Logits (K, h, w) of a view that begins at the image's corner -> (K, H, W) on the image."""
+    h, w = (max(1, round(side / part)) for side, part in zip(logits.shape[1:], (view.height, view.width), strict=True))
+    return F.interpolate(logits[None, :, :h, :w], size=size, mode="bilinear", align_corners=False)[0]
+
+
+def balanced_weights(data: Data, K: int, most: int = 500) -> Tensor:
+    """The inverse square root of each class's share of the training pixels, the mean 1; from at most 500 masks."""
+    assert data.masks is not None
+    chosen = data.splits["train"][:: max(1, len(data.splits["train"]) // most)]
+    counts = torch.zeros(K)
+    for index in chosen.tolist():
+        mask = data.masks.take(index, View.whole(), (64, 64)).long()
+        counts += torch.bincount(mask[mask != IGNORE], minlength=K)[:K]
+    weights = counts.clamp(min=1).rsqrt()
+    return weights / weights.mean()
+
+
+@torch.inference_mode()
+def slide(model: nn.Module, x: Tensor, window: tuple[int, int], classes: int, batch: int = 8) -> Tensor:
+    """Logits (K, H, W) of an image (C, H, W) of any size, already normalised, by windows that overlap by half.
+
+    Each window's logits count most in its middle; an image smaller than a window is padded with the mean colour, 0.
+    """
+    H, W = x.shape[1:]
+    h, w = window
+    x = F.pad(x, (0, max(w - W, 0), 0, max(h - H, 0)))
+    places = [(top, left) for top in _starts(x.shape[1], h) for left in _starts(x.shape[2], w)]
+    weight = _hill(h)[:, None] * _hill(w)[None]
+    total, weights = x.new_zeros(classes, *x.shape[1:]), x.new_zeros(x.shape[1:])
+    for i in range(0, len(places), batch):
+        part = places[i : i + batch]
+        logits = model(torch.stack([x[:, t : t + h, s : s + w] for t, s in part]))
+        for (t, s), one in zip(part, logits, strict=True):
+            total[:, t : t + h, s : s + w] += one * weight
+            weights[t : t + h, s : s + w] += weight
+    return (total / weights)[:, :H, :W]
+
+
+def _starts(side: int, window: int) -> list[int]:
+    """Where windows begin, half a window apart, the last one ending at the border."""
+    return sorted({*range(0, side - window, max(window // 2, 1)), side - window})
+
+
+def _hill(n: int) -> Tensor:
+    """Weights from the border of a window to its middle, never 0."""
+    return 1 - (2 * (torch.arange(n) + 0.5) / n - 1).abs() + 1 / n

@@ -1,0 +1,121 @@
+"""Each task from data to run directory, report, evaluation and answers, by the same code for all."""
+
+import csv
+import io
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+import vitral
+from vitral.cli.main import main
+from vitral.data.sources.scenes_digits import make_digit_scenes, make_rotated_digits
+from vitral.errors import DataError
+from vitral.inference.predictor import Predictor
+from vitral.weights.rundir import read_run_config
+
+SMALL = {"model": "vit_micro_conv_patch8_64", "epochs": 1, "batch_size": 8, "quiet": True, "val_fraction": 0.25}
+TASKS = ["multilabel", "segment", "detect", "regress"]
+
+
+def data_for(task):
+    return make_rotated_digits(1, 1) if task == "regress" else make_digit_scenes(train=24, test=6)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    made = {}
+    for task in TASKS:
+        options = SMALL | (
+            {"model": "vit_nano_conv_patch2_8", "img_size": 8, "batch_size": 256} if task == "regress" else {}
+        )
+        data = data_for(task)
+        made[task] = (vitral.train(data, out=folder / task, task=task, **options), data)
+    return made
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    for i, size in enumerate([(64, 64), (90, 40), (30, 70)]):
+        Image.effect_noise(size, 80).save(tmp_path / f"{i}.png")
+    return tmp_path
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_run_tells_its_task_its_metrics_and_shows_them(runs, task):
+    run, _ = runs[task]
+    document = read_run_config(run.path).document
+    assert document["task"] == task
+    assert set(document["metrics"]) == {"val", "test"}
+    page = (run.path / "report.html").read_text()
+    assert page.count("<img") >= 6
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    card = (run.path / "README.md").read_text()
+    assert "| test |" in card
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_evaluation_gives_the_metrics_of_the_end_of_training(runs, task):
+    run, data = runs[task]
+    again = vitral.evaluate(run.path, data)
+    for name, value in run.metrics["test"].items():
+        if isinstance(value, float):
+            assert again[name] == pytest.approx(value, abs=1e-6), name
+
+
+@pytest.mark.parametrize("task", ["multilabel", "segment", "detect"])
+def test_the_same_seed_gives_the_same_weights(runs, task, tmp_path):
+    from safetensors.torch import load_file
+
+    run, data = runs[task]
+    again = vitral.train(data, out=tmp_path / "again", task=task, **SMALL)
+    a, b = (load_file(r.path / "model.safetensors") for r in (run, again))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_predict_prints_writes_and_draws(runs, task, pictures, tmp_path, capsys):
+    run, _ = runs[task]
+    (pictures / "broken.png").write_bytes(b"not a picture")
+    source = str(run.path)
+    assert main(["predict", source, str(pictures), "--json"]) in (0, None)
+    told = json.loads(capsys.readouterr().out)
+    assert [("error" in t) for t in told] == [False, False, False, True]
+    keys = {"multilabel": "labels", "segment": "classes", "detect": "objects", "regress": "values"}
+    assert all(keys[task] in t for t in told[:3])
+    main(["predict", source, str(pictures), "--csv"])
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert rows[-1]["error"]
+    assert set(Predictor(run.path).task.answer.columns) < set(rows[0])
+    out = tmp_path / "drawn"
+    main(["predict", source, str(pictures / "1.png"), str(pictures / "2.png"), "--out", str(out)])
+    assert "1.png" in capsys.readouterr().out
+    assert {"1.png", "2.png"} <= {p.name for p in out.iterdir()}
+    if task == "segment":
+        with Image.open(out / "1-mask.png") as mask:
+            assert mask.size == (90, 40)
+
+
+def test_attention_can_be_looked_at_in_a_detector_and_a_segmenter(runs, pictures):
+    for task in ("segment", "detect"):
+        made = vitral.explain(runs[task][0].path, pictures / "1.png")
+        assert made.maps.shape[-2:] == (8, 8)
+        with pytest.raises(vitral.VitralError, match="use attention"):
+            vitral.explain(runs[task][0].path, pictures / "1.png", "relevance")
+
+
+def test_a_run_of_another_task_is_refused_the_wrong_data(runs):
+    with pytest.raises(DataError, match="no boxes"):
+        vitral.evaluate(runs["detect"][0].path, make_rotated_digits(1, 1))
+    with pytest.raises(DataError, match="no masks"):
+        vitral.evaluate(runs["segment"][0].path, make_rotated_digits(1, 1))
+
+
+def test_a_wrong_task_for_the_data_is_said(tmp_path):
+    with pytest.raises(DataError, match="no masks; segmentation needs"):
+        vitral.train("digits", out=tmp_path / "x", task="segment")
+    with pytest.raises(DataError, match="no boxes; detection needs"):
+        vitral.train("digits", out=tmp_path / "x", task="detect")
+    assert not (tmp_path / "x").exists()
