@@ -2,8 +2,8 @@
 
     python benchmarks/attention_memory.py
 
-S/8 at 224, batch 8, fp32. Each case runs in a process of its own; memory is what its peak has above the peak of a plain
-forward of the same model. Time is interleaved in one process, medians. Writes benchmarks/results/attention_memory.json.
+S/8 at 224, batch 8, fp32. Each library runs in a process of its own, first a plain forward, then one that gives rows; memory
+is what the second adds to the peak of the first, median of three processes. Time is interleaved in one process, medians. Writes benchmarks/results/attention_memory.json.
 """
 
 import json
@@ -27,41 +27,44 @@ def status(key):
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(key))
 
-case = sys.argv[1]
 torch.manual_seed(0)
 x = torch.randn(8, 3, 224, 224)
-if case.startswith("vitral"):
+if sys.argv[1] == "vitral":
     from vitral import create_model
     model = create_model("vit_small_patch8_224").eval()
-    run = (lambda: model.attention(x, "all", "cls")) if case == "vitral rows" else (lambda: model(x))
+    calls = [lambda: model(x), lambda: model.attention(x, "all", "cls")]
 else:
     from peers import import_transformers
     T = import_transformers()
     config = T.ViTConfig(hidden_size=384, num_attention_heads=6, intermediate_size=1536, patch_size=8)
-    kind = "eager" if case == "transformers rows" else "sdpa"
-    model = T.ViTModel._from_config(config, attn_implementation=kind).eval()
-    run = lambda: model(x, output_attentions=case == "transformers rows")
+    model = T.ViTModel._from_config(config, attn_implementation="eager").eval()
+    calls = [lambda: model(x), lambda: model(x, output_attentions=True)]
 with torch.inference_mode():
     before = status("VmRSS")
-    kept = run()
-    print(json.dumps(status("VmHWM") - before))
+    peaks = []
+    for call in calls:
+        kept = call()
+        peaks.append(status("VmHWM") - before)
+    print(json.dumps(peaks))
 """
-CASES = ("vitral plain", "vitral rows", "transformers plain", "transformers rows")
 
 
-def peak(case: str) -> int:
-    """Bytes that one call adds to the process at its peak."""
+def peaks(who: str) -> tuple[int, int]:
+    """Bytes that a plain forward adds to the process at its peak, and then one that gives the rows too."""
     code = CHILD.replace("{here!r}", repr(str(Path(__file__).parent)))
-    done = subprocess.run([sys.executable, "-c", code, case], capture_output=True, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    done = subprocess.run([sys.executable, "-c", code, who], capture_output=True, text=True, check=True)
+    plain, rows = json.loads(done.stdout.splitlines()[-1])
+    return plain, rows
 
 
 def main() -> None:
     """Measure and print."""
-    memory = {case: statistics.median(peak(case) for _ in range(3)) for case in CASES}
-    added = {who: memory[f"{who} rows"] - memory[f"{who} plain"] for who in ("vitral", "transformers")}
-    for case, value in memory.items():
-        print(f"{case:20} {value / 1e6:8.0f} MB")
+    memory, added = {}, {}
+    for who in ("vitral", "transformers"):
+        measured = [peaks(who) for _ in range(3)]
+        memory[f"{who} plain"] = statistics.median(plain for plain, _ in measured)
+        added[who] = statistics.median(rows - plain for plain, rows in measured)
+        print(f"{who:12} plain forward {memory[f'{who} plain'] / 1e6:6.0f} MB, rows add {added[who] / 1e6:6.0f} MB")
     share = max(added["vitral"], 1) / added["transformers"]
     ours, theirs = added["vitral"] / 1e6, added["transformers"] / 1e6
     print(f"rows add {ours:.0f} MB, in transformers (output_attentions=True) {theirs:.0f} MB: 1/{1 / share:.0f}")

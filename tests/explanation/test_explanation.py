@@ -748,3 +748,16 @@ class TestVerb:
             assert main(["explain", "nowhere", *map(str, args)]) == 2
             assert message in capsys.readouterr().err
         assert sorted(p.name for p in tmp_path.iterdir()) == ["other.png", "picture.png"]
+
+    def test_the_table_of_the_docs_says_what_each_method_takes(self):
+        from typing import get_args, get_type_hints
+
+        from vitral.cli.explain import FLAGS, Options
+        from vitral.explanation.explain import METHODS, TAKES
+
+        assert list(get_args(get_type_hints(Options)["method"])) == list(METHODS) == list(TAKES)
+        docs = (Path(__file__).parents[2] / "docs" / "explain.md").read_text()
+        for method, takes in TAKES.items():
+            words = [FLAGS[name].removeprefix("--") for name in takes if name in FLAGS and name != "score"]
+            (row,) = (line for line in docs.splitlines() if line.startswith(f"| `{method}` |"))
+            assert row.split("|")[3].strip() == ", ".join(words)

@@ -7,8 +7,8 @@ from PIL import Image
 
 from vitral.errors import ImageError, InputError
 from vitral.inference.predictor import Predictor
-from vitral.tasks.classify import Prediction
 from vitral.models.zoo import create_model
+from vitral.tasks.classify import Prediction
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,6 @@ SIZES: dict[str, tuple[int, int, int, float]] = {
     "nano": (64, 4, 4, 2),
     "pico": (128, 3, 4, 2),
     "micro": (128, 6, 4, 2),
-    "micro": (128, 6, 4, 2),
     "lite": (256, 7, 4, 2),
     "tiny": (192, 12, 3, 4),
     "small": (384, 12, 6, 4),

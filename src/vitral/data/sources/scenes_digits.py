@@ -175,7 +175,7 @@ SOFT = 0.5
 SHIFT = 1.5
 
 
-def make_rotated_digits(train: int = 6, test: int = 2, seed: int = 0) -> Data:
+def make_rotated_digits(train: int = 12, test: int = 2, seed: int = 0) -> Data:
     """Each digit upright but for a known angle in -60..60 degrees, counter-clockwise; training ones `train` times.
 
     A tenth of the training digits is kept for validation: cut at random, it would show the same digits at other angles.
