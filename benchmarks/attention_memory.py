@@ -2,8 +2,9 @@
 
     python benchmarks/attention_memory.py
 
-S/8 at 224, batch 8, fp32. Each library runs in a process of its own, first a plain forward, then one that gives rows; memory
-is what the second adds to the peak of the first, median of three processes. Time is interleaved in one process, medians. Writes benchmarks/results/attention_memory.json.
+S/8 at 224, batch 8, fp32. Each library runs in a process of its own, first a plain forward, then one that gives rows;
+memory is what the second adds to the peak of the first, median of three processes. Time is interleaved in one process,
+medians. Writes benchmarks/results/attention_memory.json.
 """
 
 import json

@@ -11,14 +11,18 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from measure import write_json
 from vitral.api import resolve_config
 from vitral.config import Preprocess, TrainConfig
 from vitral.data.loader import TrainLoader
+from vitral.data.noise import Noise
 from vitral.data.sources.base import Data
-from vitral.data.sources.scenes_digits import make_rotated_digits
+from vitral.data.sources.digits import load_digits
+from vitral.data.sources.scenes_digits import make_rotated_digits, soften, turn_digits
+from vitral.data.transforms import normalize
 from vitral.models.cost import model_cost
 from vitral.models.vit import VisionTransformer
 from vitral.models.zoo import model_spec
@@ -74,6 +78,27 @@ def train(model: Any, task: Task, data: Data, p: Preprocess, config: TrainConfig
     return {"steps": state.step, "seconds": state.seconds, "mae": metrics["mae"], "mae_95": metrics["mae_95"]}
 
 
+@torch.no_grad()
+def control(model: nn.Module, task: Any, p: Preprocess) -> list[float]:
+    """How far the answer follows the lattice, and how far the digit: 1 and 1 if no lattice or frame gives it away.
+
+    Test digits are turned by a base angle on their own 8 x 8 lattice, and then by another with it; the answers are
+    written as a sum of both angles by least squares. Who reads the lattice or the frame does not see the first.
+    """
+    digits = load_digits()
+    small = digits.images.pixels[digits.splits["test"]]  # type: ignore[union-attr]
+    noise = Noise(1, torch.arange(len(small)))
+    with_lattice, base = noise.between("with", -30, 30), noise.between("base", -25, 25)
+    cos, sin = base.deg2rad().cos(), base.deg2rad().sin()
+    turn = torch.stack([cos, -sin, 0 * cos, sin, cos, 0 * cos], 1).view(-1, 2, 3).float()
+    grid = F.affine_grid(turn, list(small.shape), align_corners=False)
+    turned = F.grid_sample(small.float(), grid, mode="bicubic", align_corners=False).round().clamp(0, 255)
+    images = turn_digits(soften(turned.to(torch.uint8)), with_lattice, torch.zeros(len(small), 2).double())
+    told = task.split(model.eval()(normalize(images, p)))[0][:, 0].double()
+    angles = torch.stack([with_lattice, base], 1)
+    return torch.linalg.lstsq(angles, (told - told.mean())[:, None]).solution.flatten().tolist()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=3)
@@ -92,7 +117,10 @@ def main() -> None:
         model = VisionTransformer(spec.config) if name == "vit" else SmallCNN(width)
         each = cost if name == "vit" else macs(model, 32)
         found[name] = train(model, task, data, spec.preprocess, config) | {"macs": each}
+        found[name]["follows"] = control(model, task, spec.preprocess)
         print(f"{name}: MAE {found[name]['mae']:.2f} degrees, {found[name]['steps']:,} steps, {each / 1e6:.1f} M macs")
+        lattice, digit = found[name]["follows"]
+        print(f"    follows a turn with its lattice by {lattice:.2f}, one of the digit alone by {digit:.2f}")
     print(f"wrote {write_json('rotated', {'threads': options.threads, 'minutes': options.minutes, **found})}")
 
 

@@ -57,13 +57,15 @@ predictor.preprocess = replace(predictor.preprocess, img_size=(224, 336), crop_p
 print(model.load_report.summary().partition(": ")[2] if model.load_report else "random weights")
 
 # %% [markdown]
-# Photographs: those that scikit-learn carries, or a drawing in their place.
+# Photographs: two that scikit-image carries and two of scikit-learn, or a drawing in their place.
 
 # %%
 try:
+    import skimage
     import sklearn
 
-    photos = sorted((Path(sklearn.__file__).parent / "datasets" / "images").glob("*.jpg"))
+    photos = [Path(skimage.__file__).parent / "data" / name for name in ("chelsea.png", "coffee.png")]
+    photos += sorted((Path(sklearn.__file__).parent / "datasets" / "images").glob("*.jpg"))
 except ImportError:
     drawn = Image.new("RGB", (640, 427), "steelblue")
     ImageDraw.Draw(drawn).ellipse((220, 100, 420, 330), fill="orange")

@@ -12,6 +12,7 @@ from vitral.recipes import list_recipes, read_recipe
 from vitral.reporting.html import write_report
 from vitral.tasks.open import infer_task
 from vitral.training.session import Run, train_model
+from vitral.weights.rundir import is_run, read_run_config
 
 SEVERAL = ("digits-scenes",)
 """Data sets that have a recipe for each task."""
@@ -47,6 +48,8 @@ def train(
     `vitral.train("digits", out="runs/digits", epochs=20)`. `data` is a name or path, or what `open_data` gave; `task`
     is classify, multilabel, regress, segment or detect, by default what the data are for.
     """
+    if task is None and resume and is_run(Path(out)):
+        task = read_run_config(Path(out)).document["task"]
     opened = data if isinstance(data, Data) else open_data(data, task=task)
     config = resolve_config(opened, options, task)
     return train_and_report(opened, config, Path(out), task=task, resume=resume, quiet=quiet, command=command)

@@ -3,14 +3,16 @@ import gzip
 import json
 import os
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from vitral.cli.main import main
 from vitral.data.check import check_data
-from vitral.data.sources.base import stratified_split
+from vitral.data.sources.base import Data, ImageArray, stratified_split
 from vitral.data.sources.open import open_data
 from vitral.errors import DataError
 
@@ -117,14 +119,64 @@ class TestTable:
             open_data(path, image_column="which")
 
     def test_bad_tables(self, tmp_path, photos):
-        with pytest.raises(DataError, match=r"names 1 images that do not exist, the first: .*none\.png"):
-            open_data(self.table(tmp_path, [("none.png", "a"), ("photos/cat/0.png", "b")]))
+        with pytest.raises(DataError, match=r"names 2 images, none of which exists; the first: .*none\.png"):
+            open_data(self.table(tmp_path, [("none.png", "a"), ("nor.png", "b")]))
         with pytest.raises(DataError, match="has only one class"):
             open_data(self.table(tmp_path, [("photos/cat/0.png", "a")]))
         with pytest.raises(DataError, match="has no rows"):
             open_data(self.table(tmp_path, []))
         with pytest.raises(DataError, match="line 2 has not as many fields"):
             open_data(self.table(tmp_path, [("photos/cat/0.png",)]))
+
+    def test_images_that_do_not_exist_are_all_listed_and_left_out(self, tmp_path, photos, capsys):
+        names = ["none.png", "photos/cat/0.png", "nor.png", "photos/dog/0.png", "photos/dog/1.png"]
+        path = self.table(tmp_path, list(zip(names, "abcde", strict=True)))
+        data = open_data(path)
+        assert data.classes == ["b", "d", "e"]
+        assert [data.images.name(i) for i in range(3)] == [str(tmp_path / names[i]) for i in (1, 3, 4)]
+        assert data.targets.tolist() == [0, 1, 2]
+        assert data.splits["train"].tolist() == [0, 1, 2]
+        main(["check", str(path)])
+        out = capsys.readouterr().out
+        assert f"missing image: {tmp_path / 'none.png'}: does not exist" in out
+        assert f"missing image: {tmp_path / 'nor.png'}: does not exist" in out
+        assert "2 problems" in out
+
+    def test_a_part_whose_images_do_not_exist_is_left_out(self, tmp_path, photos):
+        rows = [("none.png", "a", "val"), ("photos/cat/0.png", "a", "train"), ("photos/dog/0.png", "b", "train")]
+        data = open_data(self.table(tmp_path, rows, ("image", "label", "split")))
+        assert {part: v.tolist() for part, v in data.splits.items()} == {"train": [0, 1]}
+        assert "the val part has no usable image and is left out" in data.notes
+
+    def test_more_than_ten_are_counted(self, tmp_path, photos, capsys):
+        rows = [(f"none{i}.png", "a") for i in range(13)] + [("photos/cat/0.png", "a"), ("photos/dog/0.png", "b")]
+        main(["check", str(self.table(tmp_path, rows))])
+        assert "missing image: and 3 more; --json lists them all" in capsys.readouterr().out
+
+
+class TestEmptyParts:
+    def data(self, **sizes):
+        starts = np.cumsum([0, *sizes.values()])
+        splits = {part: torch.arange(a, a + n) for (part, n), a in zip(sizes.items(), starts, strict=False)}
+        count = sum(sizes.values())
+        pixels = torch.zeros(count, 1, 2, 2, dtype=torch.uint8)
+        return Data("set", ImageArray(pixels), torch.zeros(count, dtype=torch.long), ["a"], splits)
+
+    def test_they_are_left_out_and_said(self):
+        data = self.data(train=3, val=0, test=2)
+        assert {part: len(v) for part, v in data.splits.items()} == {"train": 3, "test": 2}
+        assert data.notes == ["the val part has no usable image and is left out"]
+        assert replace(data, name="again").notes == data.notes
+
+    def test_nothing_to_train_on(self):
+        with pytest.raises(DataError, match=r"^set has no usable image in its training part\.$"):
+            self.data(train=0, val=2)
+
+    def test_class_folders(self, tmp_path):
+        for name in "ab":
+            write_image(tmp_path / "set" / "train" / name / "1.png", "red")
+            (tmp_path / "set" / "val" / name).mkdir(parents=True)
+        assert list(open_data(tmp_path / "set").splits) == ["train"]
 
 
 class TestIdx:

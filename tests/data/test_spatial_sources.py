@@ -3,6 +3,7 @@ import json
 import sys
 import time
 from collections import Counter
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -10,15 +11,25 @@ import torch
 from PIL import Image
 
 from vitral.cli.main import main
+from vitral.config import SegmentOptions
 from vitral.data.check import check_data
+from vitral.data.images import _rotate
 from vitral.data.sources.base import PROBLEMS, stratified_split
-from vitral.data.sources.coco import Instance, coco_document, mask_to_rle, rle_to_mask, write_coco
+from vitral.data.sources.coco import (
+    Instance,
+    coco_document,
+    mask_to_rle,
+    rle_to_mask,
+    write_coco,
+    write_predictions,
+)
 from vitral.data.sources.digits import load_digits
 from vitral.data.sources.open import open_data
 from vitral.data.sources.scenes_digits import OUT, VISIBLE, _hides_too_much, make_digit_scenes, make_rotated_digits
-from vitral.data.sources.yolo import simple_names
+from vitral.data.sources.yolo import simple_names, write_yolo
 from vitral.data.targets import IGNORE, View
 from vitral.errors import DataError
+from vitral.tasks.segment import Segment
 
 WIDE, HIGH = 40, 30
 
@@ -281,7 +292,7 @@ class TestCoco:
         expected[14:18, 20:23] = IGNORE  # a box without an outline
         assert torch.equal(data.masks.take(0, View.whole(), (HIGH, WIDE)), expected)
         assert data.mask_classes == ["background", "cat", "dog"]
-        assert data.notes == ["1 crowds were left out; masks ignore them"]
+        assert data.notes == ["1 crowds were left out of the boxes; masks ignore them"]
         assert len(data.boxes.rows[0]) == 5
 
     def test_polygons_fill_as_pycocotools_has_them(self, tmp_path):
@@ -380,6 +391,141 @@ class TestCoco:
         truth = tools.COCO(str(tmp_path / "out.json"))
         loaded = truth.loadRes(coco_document(["a.png"], [(HIGH, WIDE)], found, ["cat"])["annotations"])
         assert loaded.anns[1]["bbox"] == pytest.approx([4, 3, 16, 12])
+
+    @pytest.mark.parametrize(
+        ("turn", "upright"), [*((turn, True) for turn in range(1, 9)), *((turn, False) for turn in (5, 6, 7, 8))]
+    )
+    def test_boxes_and_masks_turn_with_the_image(self, tmp_path, turn, upright):
+        """Annotated upright or as the file lies, a box and an outline stay on what they lay on.
+
+        Files of orientation 2 to 4 have one size either way, so these are taken as annotated upright.
+        """
+        file = torch.zeros(HIGH, WIDE, dtype=torch.bool)
+        file[3:14, 5:22] = file[14:20, 5:11] = True  # an L: no turn leaves it as it was
+        run = torch.zeros(HIGH, WIDE, dtype=torch.bool)
+        run[23:30, 30:37] = True
+        shown, shown_run = (_rotate(x[None], turn)[0] for x in (file, run))
+        seen, seen_run = (shown, shown_run) if upright else (file, run)
+        image = Image.fromarray((file.numpy() * 255).astype(np.uint8))
+        exif = Image.Exif()
+        exif[0x0112] = turn
+        image.save(tmp_path / "a.png", exif=exif)
+
+        def box(x):
+            (y0, x0), (y1, x1) = x.nonzero().amin(0).tolist(), (x.nonzero().amax(0) + 1).tolist()
+            return [x0, y0, x1 - x0, y1 - y0]
+
+        corners = np.array([(5, 3), (22, 3), (22, 14), (11, 14), (11, 20), (5, 20)])
+        high, wide = seen.shape
+        notes = [
+            note(1, box(seen), 7, segmentation=mask_to_rle(seen) if upright else [corners.flatten().tolist()]),
+            note(1, box(seen_run), 8, segmentation=mask_to_rle(seen_run, compressed=True)),
+        ]
+        data = open_data(coco(tmp_path / "a.json", [entry(1, "a.png", (wide, high))], notes))
+        pixels = data.images.read(0, "grey")[0] > 0
+        assert torch.equal(pixels, shown)
+        assert torch.equal(data.masks.images.read(0, "grey")[0], shown.byte() + 2 * shown_run.byte())
+        for row, part in zip(data.boxes.rows[0], (shown, shown_run), strict=True):
+            x, y, w, h = box(part)
+            sides = torch.tensor([part.shape[1], part.shape[0]] * 2)
+            assert (row[1:] * sides).tolist() == pytest.approx([x, y, x + w, y + h])
+        assert data.problems == []
+        said = [] if upright else ["the annotations of 1 images are for the unturned file and were turned by its EXIF"]
+        assert data.notes == said
+
+    def test_a_swapped_size_without_a_turn_is_a_problem(self, tmp_path):
+        write_image(tmp_path / "a.png")
+        data = open_data(coco(tmp_path / "a.json", [entry(1, "a.png", (HIGH, WIDE))], [note(1, [1, 1, 5, 5])]))
+        assert kinds(data) == ["image_size"]
+
+    @pytest.mark.parametrize(
+        "document", [{"images": 12}, {"images": ["a.png"]}, {"images": [], "annotations": [], "categories": 3}, [1]]
+    )
+    def test_class_folders_with_some_json_beside_them(self, tmp_path, document):
+        for name in ("cat", "dog"):
+            write_image(tmp_path / name / "1.png")
+        (tmp_path / "info.json").write_text(json.dumps(document))
+        assert open_data(tmp_path).kind == "label"
+
+    def test_a_lone_file_in_a_folder(self, tmp_path):
+        write_image(tmp_path / "a.png")
+        file = coco(tmp_path / "own.json", [entry(1, "a.png")], [note(1, [1, 1, 5, 5])])
+        file.write_text(json.dumps({"info": "x"} | json.loads(file.read_text()), indent=3))
+        (tmp_path / "info.json").write_text('{"images": 1}')
+        assert len(open_data(tmp_path).boxes.rows[0]) == 1
+
+    def test_a_part_without_its_images_is_left_out(self, tmp_path):
+        for part in ("train", "valid"):
+            coco(tmp_path / part / "_annotations.coco.json", [entry(1, "a.png")], [note(1, [1, 1, 5, 5])])
+        write_image(tmp_path / "train" / "a.png")
+        data = open_data(tmp_path)
+        assert list(data.splits) == ["train"]
+        assert kinds(data) == ["missing_image"]
+        assert "the val part has no usable image and is left out" in data.notes
+
+
+@dataclass(frozen=True)
+class Answer:
+    name: str
+    size: tuple[int, int]
+    boxes: list[list[float]]
+    scores: list[float]
+    numbers: list[int]
+
+
+class TestPredictions:
+    answers = (
+        Answer("a.png", (HIGH, WIDE), [[3.3, 2.1, 17.7, 23.9], [0, 0, WIDE, HIGH]], [0.75, 0.5], [1, 0]),
+        Answer("b.png", (31, 23), [], [], []),
+        Answer("unreadable.png", (0, 0), [], [], []),
+        Answer("c.png", (31, 23), [[1.5, 7.25, 11, 29.5]], [0.25], [2]),
+    )
+
+    def images(self, folder):
+        write_image(folder / "a.png")
+        for name in ("b.png", "c.png"):
+            write_image(folder / name, size=(23, 31))
+
+    def same(self, data):
+        assert data.problems == []
+        assert [data.images.name(i).rpartition("/")[2] for i in range(3)] == ["a.png", "b.png", "c.png"]
+        answers = [answer for answer in self.answers if answer.size != (0, 0)]
+        for rows, answer in zip(data.boxes.rows, answers, strict=True):
+            high, wide = answer.size
+            sides = torch.tensor([wide, high, wide, high])
+            assert rows[:, 0].tolist() == answer.numbers
+            for row, box in zip(rows[:, 1:], torch.tensor(answer.boxes), strict=True):
+                assert row.tolist() == pytest.approx((box / sides).tolist(), abs=1e-4)
+
+    def test_coco(self, tmp_path):
+        self.images(tmp_path)
+        write_predictions(tmp_path / "out.json", iter(self.answers), ["cat", "dog", "emu"])
+        data = open_data(tmp_path / "out.json")
+        assert data.classes == ["cat", "dog", "emu"]
+        self.same(data)
+        document = json.loads((tmp_path / "out.json").read_text())
+        assert [entry["score"] for entry in document["annotations"]] == [0.75, 0.5, 0.25]
+        assert [(image["file_name"], image["height"], image["width"]) for image in document["images"]] == [
+            ("a.png", HIGH, WIDE),
+            ("b.png", 31, 23),
+            ("c.png", 31, 23),
+        ]
+
+    def test_yolo(self, tmp_path):
+        self.images(tmp_path / "images" / "train")
+        write_yolo(tmp_path / "labels" / "train", iter(self.answers))
+        (tmp_path / "data.yaml").write_text("names: [cat, dog, emu]")
+        self.same(open_data(tmp_path))
+        texts = {p.name: p.read_text() for p in (tmp_path / "labels" / "train").iterdir()}
+        assert sorted(texts) == ["a.txt", "b.txt", "c.txt"]
+        assert texts["b.txt"] == ""
+        assert texts["a.txt"].splitlines()[1] == "0 0.500000 0.500000 1.000000 1.000000"
+
+    def test_two_images_of_one_name_have_no_place_in_one_folder(self, tmp_path):
+        answers = [Answer(f"{folder}/a.png", (3, 5), [], [], []) for folder in "xy"]
+        with pytest.raises(DataError, match=r"two images are called a, but each needs a a\.txt"):
+            write_yolo(tmp_path / "out", answers)
+        assert not (tmp_path / "out").exists()
 
 
 class TestRunLengths:
@@ -491,6 +637,15 @@ class TestYolo:
         with pytest.raises(DataError, match=r"its classes are unknown; add data\.yaml"):
             open_data(self.folder(tmp_path / "c", [], names=""))
 
+    def test_names_that_are_not_utf_8(self, tmp_path):
+        path = self.folder(tmp_path / "set", ["0 .5 .5 .1 .1"])
+        (path / "data.yaml").write_bytes("names: [chèvre, âne]".encode("latin-1"))
+        with pytest.raises(
+            DataError, match=r"data\.yaml cannot be read as UTF-8 text \(.*\); save it as UTF-8"
+        ) as error:
+            open_data(path)
+        assert "\n" not in str(error.value)
+
     def test_no_names_in_the_text(self):
         assert simple_names("path: x") is None
 
@@ -547,6 +702,26 @@ class TestMasks:
         assert data.notes == [
             "each colour of the masks is a class: #000000 = background, #0000ff = water, #ff0000 = land"
         ]
+
+    def test_colours_without_names_are_called_by_themselves(self, tmp_path):
+        """So that a model that knows red is not asked about green."""
+        some, other = self.pixels(255), self.pixels(0, 255)
+        red = open_data(self.folder(tmp_path / "red", [np.stack([some, 0 * some, other], 2)]))
+        green = open_data(self.folder(tmp_path / "green", [np.stack([0 * some, some, other], 2)]))
+        assert red.mask_classes == ["#000000", "#0000ff", "#ff0000"]
+        assert green.mask_classes == ["#000000", "#0000ff", "#00ff00"]
+        assert red.notes == ["each colour of the masks is a class: #000000, #0000ff, #ff0000"]
+        assert red.masks.take(0, View.whole(), (HIGH, WIDE))[[0, 3, 6], 0].tolist() == [2, 1, 0]
+        task = Segment(red.mask_classes, SegmentOptions())
+        assert task.targets(red) is red.masks
+        with pytest.raises(DataError, match="they must be the same"):
+            task.targets(green)
+
+    def test_names_that_are_not_utf_8(self, tmp_path):
+        path = self.folder(tmp_path / "set", [self.pixels(1)])
+        (path / "classes.txt").write_bytes("ciel\nforêt\n".encode("latin-1"))
+        with pytest.raises(DataError, match=r"classes\.txt cannot be read as UTF-8 text"):
+            open_data(path)
 
     @pytest.mark.parametrize("names", [["sky", "sea"], {"0": "sky", "1": "sea"}, {"sky": 0, "sea": 1}])
     def test_names_and_numbers_beyond_them(self, tmp_path, names):
@@ -659,6 +834,29 @@ class TestTable:
         assert data.classes == ["cat", "dog"]
         assert data.targets.tolist() == [[1, 1], [0, 1], [0, 0]]
         assert check_data(data)["classes"] == {"cat": 1, "dog": 2}
+
+    @pytest.mark.parametrize("column", ["labels", "tags"])
+    @pytest.mark.parametrize("cells", [["cat;hat", ""], ["cat,hat", ""]])
+    def test_columns_that_are_called_so(self, tmp_path, column, cells):
+        data = open_data(self.table(tmp_path, [(cell,) for cell in cells], [column]))
+        assert data.kind == "labels"
+        assert data.classes == ["cat", "hat"]
+        assert data.targets.tolist() == [[1, 1], [0, 0]]
+
+    def test_one_label_in_every_cell_of_labels(self, tmp_path):
+        path = self.table(tmp_path, [("cat",), ("hat",)], ["labels"])
+        assert open_data(path).kind == "label"
+        assert open_data(path, task="multilabel").kind == "labels"
+
+    def test_a_part_without_a_target_is_left_out(self, tmp_path):
+        rows = [("1.5", "train"), ("nan", "val"), ("2.5", "train"), ("", "val")]
+        data = open_data(self.table(tmp_path, rows, ["target", "split"]))
+        assert {part: v.tolist() for part, v in data.splits.items()} == {"train": [0, 1]}
+        assert "the val part has no usable image and is left out" in data.notes
+        assert list(data.with_splits(0.5, 0, seed=0).splits) == ["train", "val"]
+        rows = [("1.5", "val"), ("nan", "train")]
+        with pytest.raises(DataError, match=r"no usable image in its training part \(.*1\.png: target is nan"):
+            open_data(self.table(tmp_path, rows, ["target", "split"]))
 
     def test_a_comma_in_a_name_is_no_separator(self, tmp_path):
         path = self.table(tmp_path, [("tench, Tinca tinca",), ("kite, bird of prey",)], ["label"])

@@ -204,7 +204,7 @@ def random_boxes(count, seed):
 
 def test_iou_and_generalised_iou_are_the_literal_loops():
     a, b = random_boxes(7, 0), random_boxes(11, 1)
-    iou, giou = box_iou(a, b), generalized_iou(a, b)
+    iou, giou = box_iou(a, b), generalized_iou(a[:, None], b[None])
     assert iou.shape == giou.shape == (7, 11)
     for i, (ax0, ay0, ax1, ay1) in enumerate(a.tolist()):
         for j, (bx0, by0, bx1, by1) in enumerate(b.tolist()):
@@ -214,7 +214,7 @@ def test_iou_and_generalised_iou_are_the_literal_loops():
             assert iou[i, j].item() == pytest.approx(shared / union)
             assert giou[i, j].item() == pytest.approx(shared / union - (around - union) / around)
     assert torch.allclose(box_iou(a, a).diagonal(), torch.ones(7, dtype=torch.float64))
-    assert torch.allclose(generalized_iou(a, a).diagonal(), torch.ones(7, dtype=torch.float64))
+    assert torch.allclose(generalized_iou(a, a), torch.ones(7, dtype=torch.float64))
 
 
 def test_boxes_without_area_overlap_nothing():

@@ -14,8 +14,9 @@ from vitral.data.targets import View, box_cxcywh_to_xyxy, box_iou, generalized_i
 from vitral.models.detector import DetectorOutput
 from vitral.models.zoo import create_model
 from vitral.tasks.base import Frame
-from vitral.tasks.detect import Detect, focal_loss, match, paired_giou, spoil
-from vitral.tasks.detection_metrics import best_threshold, coco_documents, detection_metrics, hits
+from vitral.tasks.detect import Detect, focal_loss, match, spoil
+from vitral.tasks.detection_metrics import coco_documents, detection_metrics, flagged, hits
+from vitral.tasks.metrics import best_threshold
 from vitral.tasks.open import make_task
 
 LABELS = ["a", "b", "c"]
@@ -73,7 +74,7 @@ def literal_cost(t, logits, box, target):
         p = float(logits[k].sigmoid())
         told = float(0.25 * (1 - p) ** 2 * -torch.tensor(p).log() - 0.75 * p**2 * -torch.tensor(1 - p).log())
     corners = box_cxcywh_to_xyxy(torch.stack([box, target[1:]]))
-    giou = float(generalized_iou(corners[:1], corners[1:]))
+    giou = float(generalized_iou(corners[0], corners[1]))
     return 2 * told + 5 * float((box - target[1:]).abs().sum()) - 2 * giou
 
 
@@ -117,11 +118,6 @@ def test_the_loss_is_the_mean_over_the_layers_and_does_not_mix_images():
     order = [2, 0, 1]
     turned = DetectorOutput(layers[0][0][order], layers[0][1][order], [], [])
     torch.testing.assert_close(t.loss(turned, targets[order], targets, torch.ones(3)), each[0])
-
-
-def test_paired_giou_is_the_diagonal_of_all_pairs():
-    a, b = box_cxcywh_to_xyxy(boxes(6)), box_cxcywh_to_xyxy(boxes(6, seed=5))
-    torch.testing.assert_close(paired_giou(a, b), generalized_iou(a, b).diagonal())
 
 
 def test_focal_loss_without_focus_is_a_weighted_entropy(monkeypatch):
@@ -178,6 +174,31 @@ def test_denoising_is_learned_from_but_changes_no_answer():
     torch.testing.assert_close(plain.logits, helped.logits)
     losses = [t.loss(o, targets, targets, torch.ones(2)) for o in (plain, helped)]
     assert bool(losses[1] > losses[0])
+
+
+def test_what_denoising_adds_does_not_depend_on_the_number_of_layers():
+    t, targets = task(denoise_groups=1), objects([3, 1])
+    layer = (images(2, 8, 3), boxes(2, 8))
+    spoilt = (images(2, 6, 3, seed=4), boxes(2, 6, seed=4))
+    added = []
+    for n in (1, 2, 4):
+        outputs = [DetectorOutput(*layer, [layer] * (n - 1), extra) for extra in ([], [spoilt] * n)]
+        plain, helped = (float(t.loss(o, targets, targets, torch.ones(2))) for o in outputs)
+        added.append(helped - plain)
+    assert added == [pytest.approx(added[0], rel=1e-4)] * 3
+    assert added[0] > 0
+
+
+def test_anchors_and_tokens_of_queries_are_not_decayed():
+    from vitral.training.optim import make_optimizers
+
+    _, model = detector()
+    names = {id(p): name for name, p in model.named_parameters()}
+    groups = [g for o in make_optimizers(model, TrainConfig()) for g in o.param_groups]
+    decayed = {names[id(p)] for g in groups if g["weight_decay"] for p in g["params"]}
+    assert "queries.anchors" not in decayed
+    assert "queries.content.weight" not in decayed
+    assert "decoder.0.attn.q.weight" in decayed
 
 
 # ---- metrics ----
@@ -255,7 +276,7 @@ def test_precision_recall_and_the_threshold_against_a_literal_loop():
         right, shown = literal_hits(found, threshold)
         return 2 * right / (shown + there)
 
-    chosen = best_threshold(found)
+    chosen = best_threshold(*flagged(found))
     assert f1(chosen) == pytest.approx(max(f1(t) for t in found["scores"].flatten().tolist()), abs=1e-9)
 
 

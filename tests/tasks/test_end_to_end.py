@@ -11,7 +11,7 @@ from PIL import Image
 import vitral
 from vitral.cli.main import main
 from vitral.data.sources.scenes_digits import make_digit_scenes, make_rotated_digits
-from vitral.errors import DataError
+from vitral.errors import CheckpointError, DataError
 from vitral.inference.predictor import Predictor
 from vitral.weights.rundir import read_run_config
 
@@ -96,6 +96,9 @@ def test_predict_prints_writes_and_draws(runs, task, pictures, tmp_path, capsys)
     if task == "segment":
         with Image.open(out / "1-mask.png") as mask:
             assert mask.size == (90, 40)
+    if task == "detect":
+        assert len(json.loads((out / "predictions.json").read_text())["images"]) == 2
+        assert {p.name for p in (out / "labels").iterdir()} == {"1.txt", "2.txt"}
 
 
 def test_attention_can_be_looked_at_in_a_detector_and_a_segmenter(runs, pictures):
@@ -118,4 +121,96 @@ def test_a_wrong_task_for_the_data_is_said(tmp_path):
         vitral.train("digits", out=tmp_path / "x", task="segment")
     with pytest.raises(DataError, match="no boxes; detection needs"):
         vitral.train("digits", out=tmp_path / "x", task="detect")
+    for task in ("classify", "multilabel"):
+        with pytest.raises(DataError, match="leave --task out"):
+            vitral.train(make_rotated_digits(1, 1), out=tmp_path / "x", task=task)
     assert not (tmp_path / "x").exists()
+
+
+def test_a_run_goes_on_with_its_own_task_and_no_other(tmp_path):
+    data = make_digit_scenes(train=16, test=4)
+    first = vitral.train(data, out=tmp_path / "run", task="detect", **SMALL)
+    before = (first.path / "config.json").read_bytes()
+    with pytest.raises(CheckpointError, match="is a run to detect, not to segment"):
+        vitral.train(data, out=first.path, task="segment", resume=True, **SMALL)
+    assert (first.path / "config.json").read_bytes() == before
+    again = vitral.train(data, out=first.path, resume=True, **SMALL)  # two tasks would fit the data
+    assert again.metrics["test"] == first.metrics["test"]
+
+
+def test_pictures_are_never_written_over_images_or_each_other(runs, pictures, tmp_path, capsys):
+    source = str(runs["segment"][0].path)
+    before = (pictures / "1.png").read_bytes()
+    assert main(["predict", source, str(pictures / "1.png"), "--out", str(pictures)]) == 2
+    assert "written over" in capsys.readouterr().err
+    assert (pictures / "1.png").read_bytes() == before
+    Image.effect_noise((30, 30), 9).save(pictures / "1-mask.png")
+    main(["predict", source, str(pictures / "1.png"), str(pictures / "1-mask.png"), "--out", str(tmp_path / "o")])
+    assert len(list((tmp_path / "o").iterdir())) == 4
+
+
+def test_classes_can_be_learned_as_labels_and_as_numbers(tmp_path):
+    tiny = {"model": "vit_nano_conv_patch2_8", "epochs": 1, "quiet": True, "batch_size": 256}
+    labels = vitral.train("digits", out=tmp_path / "labels", task="multilabel", **tiny)
+    assert len(labels.metrics["test"]["by_label"]) == 10
+    numbers = vitral.train("digits", out=tmp_path / "numbers", task="regress", **tiny)
+    assert "said" in (numbers.path / "report.html").read_text()
+
+
+def test_nothing_is_found_in_no_images_but_in_the_right_shapes(runs):
+    from vitral.training.session import find
+
+    run, data = runs["detect"]
+    predictor = Predictor(run.path)
+    none = find(predictor.model, predictor.task, data, torch.zeros(0, dtype=torch.long), predictor.preprocess, 8)
+    assert none["boxes"].shape[0] == 0
+    assert none["boxes"].shape[2] == 4
+
+
+def test_a_detector_can_look_through_a_resnet(tmp_path):
+    data = make_digit_scenes(train=8, test=2)
+    options = SMALL | {
+        "model": "resnet18",
+        "img_size": 64,
+        "batch_size": 4,
+        "detect": {"encoder_layers": 1, "width": 32},
+    }
+    run = vitral.train(data, out=tmp_path / "run", task="detect", **options)
+    again = vitral.evaluate(run.path, data)
+    assert again["ap"] == pytest.approx(run.metrics["test"]["ap"])
+    with pytest.raises(vitral.VitralError, match="looks through a ResNet"):
+        vitral.explain(run.path, torch.zeros(1, 64, 64, dtype=torch.uint8))
+    with pytest.raises(vitral.VitralError, match="backbone for --task detect"):
+        vitral.train(data, out=tmp_path / "x", task="segment", **(SMALL | {"model": "resnet18"}))
+
+
+def test_training_cannot_start_from_a_segmenter(runs, tmp_path):
+    with pytest.raises(vitral.VitralError, match="starts from a plain ViT"):
+        vitral.train("digits", out=tmp_path / "x", model=str(runs["segment"][0].path), epochs=1)
+
+
+def test_flags_may_come_first_or_with_an_equals_sign(tmp_path, capsys):
+    out = tmp_path / "run"
+    args = ["train", "--task=multilabel", "--max-minutes=0.01", "digits", "--out", str(out), "--json"]
+    assert main(args) == 0
+    assert json.loads(capsys.readouterr().out)["test"]["seeds"] == 1
+    document = read_run_config(out).document
+    assert document["task"] == "multilabel"
+    assert document["train"]["optimizer"] == "muon"  # the recipe of the digits
+
+
+def test_a_table_is_evaluated_by_its_columns(tmp_path, capsys):
+    rows = ["image,age,weight"]
+    for i in range(12):
+        Image.new("L", (8, 8), 20 * i).save(tmp_path / f"{i}.png")
+        rows.append(f"{i}.png,{i},{100 - i}")
+    table = tmp_path / "t.csv"
+    table.write_text("\n".join(rows))
+    args = ["--label-column", "age,weight"]
+    tiny = ["--model", "vit_nano_conv_patch2_8", "--epochs", "1", "--task", "regress", "--out", str(tmp_path / "run")]
+    assert main(["train", str(table), *args, *tiny]) == 0
+    assert (
+        main(["eval", str(tmp_path / "run"), str(table), "--label-column", "weight,age", "--split", "train", "--json"])
+        == 0
+    )
+    assert set(json.loads(capsys.readouterr().out.rpartition("config.json")[2])["by_target"]) == {"age", "weight"}

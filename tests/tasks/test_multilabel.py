@@ -8,8 +8,8 @@ from vitral.data.sources.base import Data, ImageArray
 from vitral.data.targets import View
 from vitral.errors import DataError
 from vitral.tasks.base import Frame
-from vitral.tasks.metrics import average_precision
-from vitral.tasks.multilabel import Multilabel, _best_threshold
+from vitral.tasks.metrics import average_precision, best_threshold
+from vitral.tasks.multilabel import Multilabel
 
 LABELS = ["cat", "dog", "hat"]
 
@@ -83,9 +83,9 @@ def test_the_threshold_has_the_best_f1_of_all():
         said = p >= threshold
         return 2 * int((said & y).sum()) / int(said.sum() + y.sum())
 
-    chosen = _best_threshold(p, y)
+    chosen = best_threshold(p, y, int(y.sum()))
     assert f1(chosen) == max(f1(t) for t in p.tolist())
-    assert _best_threshold(p, torch.zeros(40, dtype=torch.bool)) == 0.5
+    assert best_threshold(p, torch.zeros(40, dtype=torch.bool), 0) == 0.5
 
 
 def test_thresholds_are_chosen_on_validation_saved_and_used():
@@ -104,6 +104,13 @@ def test_thresholds_are_chosen_on_validation_saved_and_used():
     assert table["exact"] == pytest.approx(float((said == y).all(1).double().mean()))
 
 
+def test_thresholds_tell_very_sure_logits_apart():
+    t, y = Multilabel(["a"], MultilabelOptions()), torch.tensor([[1.0], [1.0], [0.0], [0.0]])
+    found = t.found(torch.tensor([[30.0], [29.0], [18.0], [18.0]]), y)
+    t.calibrate(found)
+    assert t.metrics(found)["f1_micro"] == 1
+
+
 def test_perfect_logits_have_map_1_and_reversed_ones_less():
     y = present(40)
     t = task()
@@ -118,7 +125,7 @@ def test_labels_are_told_by_their_names():
     assert [targets.take(i, View.whole(), (8, 8)).tolist() for i in range(2)] == [[0, 0, 1], [1, 0, 1]]
     with pytest.raises(DataError, match="does not know: cow"):
         task().targets(Data("t", pixels, torch.ones(2, 1), ["cow"], splits, kind="labels"))
-    with pytest.raises(DataError, match="--task regress"):
+    with pytest.raises(DataError, match="no labels for its images"):
         task().targets(Data("t", pixels, torch.ones(2, 1), [], splits, kind="numbers"))
 
 

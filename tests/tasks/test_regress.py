@@ -104,8 +104,13 @@ def test_data_that_cannot_be_regressed_is_refused():
     )
     with pytest.raises(DataError, match="no numbers to learn"):
         Regress.from_data(labels, TrainConfig())
-    with pytest.raises(DataError, match="1 numbers for an image, the model tells 2"):
+    with pytest.raises(DataError, match="has the numbers a, the model tells a, b"):
         task().targets(numbers([[1.0], [2.0]], names=("a",)))
+
+
+def test_numbers_are_told_by_their_names():
+    swapped = task().targets(numbers([[1.0, 2.0]], names=("b", "a")))
+    assert swapped.take(0, View.whole(), (8, 8)).tolist() == [2, 1]
 
 
 def test_class_names_that_are_numbers_can_be_regressed():

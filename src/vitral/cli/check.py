@@ -73,7 +73,7 @@ def _print_entries(title: str, entries: list[Any]) -> None:
     for entry in entries[:10]:
         print(f"{title}: {_text(entry)}")
     if len(entries) > 10:
-        print(f"{title}: and {len(entries) - 10} more")
+        print(f"{title}: and {len(entries) - 10} more; --json lists them all")
 
 
 def _text(entry: Any) -> str:

@@ -1,6 +1,7 @@
 """`vitral eval`: how a trained model does on labelled data."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -23,6 +24,10 @@ class Options:
         None
     )
     """Part of the data."""
+    image_column: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    """Column of image paths in a table."""
+    label_column: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    """Column of labels in a table; several are separated by commas."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -30,8 +35,13 @@ class Options:
 def run(options: Options) -> None:
     """Print the metrics."""
     from vitral.api import evaluate
+    from vitral.data.sources.open import open_data
+    from vitral.weights.rundir import is_run, read_run_config
 
-    metrics = evaluate(options.source, options.data, split=options.split)
+    source = Path(options.source)
+    task = read_run_config(source).document["task"] if is_run(source) else None
+    data = open_data(options.data, options.image_column, options.label_column, task)
+    metrics = evaluate(options.source, data, split=options.split)
     if options.json:
         print_json(metrics)
         return

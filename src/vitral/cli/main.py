@@ -87,8 +87,9 @@ def _run(args: list[str]) -> int:
     if verb not in VERBS:
         raise unknown_name("verb", verb, VERBS, list_with="vitral --help")
     module = import_module(VERBS[verb][0])
-    defaults = module.defaults(rest) if hasattr(module, "defaults") else None
-    options = parse(module.Options, rest, prog=f"vitral {verb}", default=defaults)
+    options = parse(module.Options, rest, prog=f"vitral {verb}")
+    if not isinstance(options, int) and hasattr(module, "defaults"):  # flags are put over what the data ask for
+        options = parse(module.Options, rest, prog=f"vitral {verb}", default=module.defaults(options))
     if isinstance(options, int):
         return options
     module.run(options)

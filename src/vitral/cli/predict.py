@@ -14,7 +14,7 @@ import tyro
 from vitral.errors import ImageError
 
 if TYPE_CHECKING:
-    from vitral.data.images import ImageMode
+    from vitral.inference.predictor import Predictor
     from vitral.tasks.base import Answer
 
 
@@ -39,7 +39,8 @@ class Options:
     csv: bool = False
     """Print CSV: image, what the task answers with, error."""
     out: Annotated[str, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = ""
-    """Also write each image with its answer on it into this folder; of a segmenter the masks too."""
+    """Also write each image with its answer on it into this folder; masks too, and boxes as COCO json and YOLO
+    labels."""
     slide: bool = False
     """Segmenters: look at large images window by window, at their own resolution."""
 
@@ -69,29 +70,35 @@ def find_images(paths: tuple[str, ...]) -> Iterator[str | Path]:
             yield path
 
 
-def write_pictures(answers: "Iterator[Answer]", folder: Path, mode: "ImageMode") -> "Iterator[Answer]":
-    """Write each answer's picture as it passes by; a name that comes again gets a number."""
+def write_pictures(answers: "Iterator[Answer]", folder: Path, predictor: "Predictor") -> "Iterator[Answer]":
+    """Write each answer's pictures as it passes by, and at the end what the task writes of all of them.
+
+    A name that is taken gets a number, and no image is written over.
+    """
     from PIL import Image
 
     from vitral.data.images import read_image
-    from vitral.tasks.segment import Mask
 
     folder.mkdir(parents=True, exist_ok=True)
-    taken: set[str] = set()
+    taken: set[Path] = set()
+    seen = []
     for answer in answers:
+        seen.append(answer)
         if not answer.error:
-            stem = base = Path(answer.name).stem
-            number = 1
-            while stem in taken:
+            pixels = read_image(answer.name, predictor.mode)
+            pictures = answer.pictures(Image.fromarray(pixels.expand(3, -1, -1).permute(1, 2, 0).numpy().copy()))
+            stem, number = Path(answer.name).stem, 1
+            while taken & (paths := {folder / f"{stem}{end}" for end in pictures}):
                 number += 1
-                stem = f"{base}-{number}"
-            taken.add(stem)
-            pixels = read_image(answer.name, mode)
-            image = Image.fromarray(pixels.expand(3, -1, -1).permute(1, 2, 0).numpy().copy())
-            answer.draw(image).save(folder / f"{stem}.png")
-            if isinstance(answer, Mask):
-                Image.fromarray(answer.mask).save(folder / f"{stem}-mask.png")
+                stem = f"{Path(answer.name).stem}-{number}"
+            taken |= paths
+            for end, picture in pictures.items():
+                path = folder / f"{stem}{end}"
+                if path.exists() and path.samefile(answer.name):
+                    raise ImageError(f"{path} would be written over; give another folder than that of the images.")
+                picture.save(path)
         yield answer
+    predictor.task.write(folder, seen)
 
 
 def run(options: Options) -> None:
@@ -104,7 +111,7 @@ def run(options: Options) -> None:
     predictor = Predictor(options.source, batch_size=options.batch_size, slide=options.slide)
     answers = predictor.stream(find_images(options.paths), options.top_k)
     if options.out:
-        answers = write_pictures(answers, Path(options.out), predictor.mode)
+        answers = write_pictures(answers, Path(options.out), predictor)
     bar = Console(stderr=True)
     answers = track(answers, "predicting", console=bar, transient=True, disable=not sys.stderr.isatty())
     if options.csv:

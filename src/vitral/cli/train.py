@@ -3,13 +3,17 @@
 import shlex
 import sys
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from vitral.cli.output import print_json
 from vitral.config import TaskName, TrainConfig
+
+if TYPE_CHECKING:
+    from vitral.data.sources.base import Data
 
 
 @dataclass(frozen=True)
@@ -50,26 +54,26 @@ class Options:
     """How to train."""
 
 
-def defaults(args: list[str]) -> Options | None:
-    """The options that flags are put over: those of the data's recipe and of --config, found by a first look."""
+def defaults(options: Options) -> Options:
+    """The options that flags are put over: those of the data's recipe and of --config, or of the run that goes on."""
     from vitral.api import resolve_config
-    from vitral.data.sources.open import open_data
     from vitral.recipes import read_config_file
     from vitral.weights.rundir import is_run, read_run_config
 
-    words = [word for word in args[:1] if not word.startswith("-")]
-    if not words or "-h" in args or "--help" in args:
-        return None
-    named = {flag: args[args.index(flag) + 1] for flag in FLAGS if flag in args and args.index(flag) + 1 < len(args)}
-    task = named.get("--task")
-    data = open_data(words[0], named.get("--image-column"), named.get("--label-column"), task)
-    if "--resume" in args and is_run(started := Path(named.get("--out", f"runs/{data.name}"))):
-        return Options(data=words[0], train=TrainConfig.from_dict(read_run_config(started).document["train"]))
-    given: dict[str, Any] = read_config_file(Path(named["--config"])) if "--config" in named else {}
-    return Options(data=words[0], train=resolve_config(data, given, task))
+    data = opened(options.data, options.image_column, options.label_column, options.task)
+    if options.resume and is_run(started := Path(options.out or f"runs/{data.name}")):
+        document = read_run_config(started).document
+        return Options(data=options.data, task=document["task"], train=TrainConfig.from_dict(document["train"]))
+    given: dict[str, Any] = read_config_file(Path(options.config)) if options.config else {}
+    return Options(data=options.data, train=resolve_config(data, given, options.task))
 
 
-FLAGS = ("--config", "--image-column", "--label-column", "--out", "--task")
+@cache
+def opened(data: str, image_column: str | None, label_column: str | None, task: str | None) -> "Data":
+    """The data, which are asked for twice: for their recipe, and to train on."""
+    from vitral.data.sources.open import open_data
+
+    return open_data(data, image_column, label_column, task)
 
 
 def run(options: Options) -> None:
@@ -78,10 +82,9 @@ def run(options: Options) -> None:
     from statistics import mean, stdev
 
     from vitral.api import train_and_report
-    from vitral.data.sources.open import open_data
-    from vitral.training.log import MAIN
+    from vitral.tasks.open import TASKS
 
-    data = open_data(options.data, options.image_column, options.label_column, options.task)
+    data = opened(options.data, options.image_column, options.label_column, options.task)
     out = Path(options.out or f"runs/{data.name}")
     command = f"vitral {shlex.join(sys.argv[1:])}" if Path(sys.argv[0]).name in ("vitral", "__main__.py") else ""
     runs = []
@@ -94,7 +97,7 @@ def run(options: Options) -> None:
         return
     metrics: dict[str, Any] = {"runs": [{"path": str(run.path), "metrics": run.metrics} for run in runs]}
     for part in runs[0].metrics:
-        name = next(name for name in MAIN if name in runs[0].metrics[part])
+        name = next(task.headline for task in TASKS.values() if task.headline in runs[0].metrics[part])
         values = [run.metrics[part][name] for run in runs]
         spread = stdev(values) if len(values) > 1 else 0.0
         metrics[part] = {f"{name}_mean": mean(values), f"{name}_stdev": spread, "seeds": len(values)}

@@ -18,6 +18,8 @@ IGNORE = 255
 """Mask value of a pixel that counts for nothing."""
 SMALLEST_REST = 0.25
 """A box of which a smaller share of the area is left after a cut is dropped."""
+_TINY = 1e-12
+"""What an area is taken to be at least where it is divided by."""
 _TIE = 1e-6
 """A pixel centre that falls on the edge of two pixels takes the latter, whatever the rounding."""
 
@@ -175,25 +177,25 @@ def box_area(boxes: Tensor) -> Tensor:
 
 def box_iou(a: Tensor, b: Tensor) -> Tensor:
     """(N, 4) and (M, 4) as xyxy -> (N, M): shared area over the area of both together; 0 where neither has any."""
-    shared, union = _shared_and_union(a, b)
-    return shared / union.clamp(min=torch.finfo(a.dtype).tiny)
+    shared, union = _shared_and_union(a[:, None], b[None])
+    return shared / union.clamp(min=_TINY)
 
 
 def generalized_iou(a: Tensor, b: Tensor) -> Tensor:
-    """IoU less the empty share of the box around both, -1..1 (Rezatofighi et al., 2019): (N, 4), (M, 4) -> (N, M)."""
+    """IoU less the empty share of the box around both, -1..1 (Rezatofighi et al., 2019), of boxes side by side.
+
+    (..., 4) and (..., 4) -> (...), broadcast: `generalized_iou(a[:, None], b[None])` compares each with each.
+    """
     shared, union = _shared_and_union(a, b)
-    low = torch.minimum(a[:, None, :2], b[None, :, :2])
-    high = torch.maximum(a[:, None, 2:], b[None, :, 2:])
+    low, high = torch.minimum(a[..., :2], b[..., :2]), torch.maximum(a[..., 2:], b[..., 2:])
     around = (high - low).prod(-1)
-    tiny = torch.finfo(a.dtype).tiny
-    return shared / union.clamp(min=tiny) - (around - union) / around.clamp(min=tiny)
+    return shared / union.clamp(min=_TINY) - (around - union) / around.clamp(min=_TINY)
 
 
 def _shared_and_union(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    low = torch.maximum(a[:, None, :2], b[None, :, :2])
-    high = torch.minimum(a[:, None, 2:], b[None, :, 2:])
+    low, high = torch.maximum(a[..., :2], b[..., :2]), torch.minimum(a[..., 2:], b[..., 2:])
     shared = (high - low).clamp(min=0).prod(-1)
-    return shared, box_area(a)[:, None] + box_area(b)[None] - shared
+    return shared, box_area(a) + box_area(b) - shared
 
 
 def boxes_to_image(boxes: Tensor, view: View) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitral.config import ResNetConfig
+from vitral.config import Preprocess, ResNetConfig
 from vitral.nn.patches import check_finite, check_images
 
 STAGES = ("layer1", "layer2", "layer3", "layer4")
@@ -89,6 +89,7 @@ class ResNet(nn.Module):
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
         self.config = config
+        self.preprocess = Preprocess().for_channels(config.in_chans)
         norm = FrozenBatchNorm2d if config.frozen_norm else nn.BatchNorm2d
         self.conv1 = nn.Conv2d(config.in_chans, 64, 7, stride=2, padding=3, bias=False)
         self.bn1 = norm(64)

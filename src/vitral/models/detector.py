@@ -190,7 +190,7 @@ class Detector(nn.Module):
     Boxes are shares of the visible part, as in DETR.
     """
 
-    def __init__(self, config: DetectorConfig) -> None:
+    def __init__(self, config: DetectorConfig, backbone: VisionTransformer | ResNet | None = None) -> None:
         super().__init__()
         c, D = config, config.embed_dim
         self.config = config
@@ -200,8 +200,7 @@ class Detector(nn.Module):
         self.labels: list[str] | None = None
         self.load_report: Any = None
 
-        self.backbone = make_backbone(c)
-        self.input_proj = nn.Conv2d(c.vit.embed_dim if c.vit else self.backbone.config.feature_dim, D, 1)
+        self.input_proj = nn.Conv2d(c.vit.embed_dim if c.vit else c.cnn.feature_dim, D, 1)  # type: ignore[union-attr]
         self.encoder = nn.ModuleList(
             PositionedBlock(D, make_attention(c), make_mlp(c), c.norm_eps, RESIDUALS[c.block])
             for _ in range(c.encoder_layers)
@@ -218,6 +217,7 @@ class Detector(nn.Module):
         self.class_head = nn.Linear(D, c.num_classes + (c.queries == "learned"))
         self.box_head = nn.Sequential(nn.Linear(D, D), nn.ReLU(), nn.Linear(D, D), nn.ReLU(), nn.Linear(D, 4))
         init_detector(self)
+        self.backbone = backbone or make_backbone(c)  # last: its weights are its own affair
 
     def forward(self, x: Tensor, mask: Tensor | None = None, extra: Extra | None = None) -> DetectorOutput:
         """(B, C, H, W) -> logits and boxes.

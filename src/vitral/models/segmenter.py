@@ -4,6 +4,7 @@ B batch, K classes, G_h x G_w grid, D width. Every head gives logits on some gri
 """
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -70,7 +71,7 @@ class MaskHead(nn.Module):
         D = c.backbone.embed_dim
         self.layers = [c.backbone.depth - 1]
         self.cls_token = nn.Parameter(torch.zeros(1, c.num_classes, D))
-        self.blocks = parts.make_blocks(c.backbone)[:2]
+        self.blocks = parts.make_blocks(replace(c.backbone, depth=2))
         self.norm = nn.LayerNorm(D, eps=c.backbone.norm_eps)
         self.patch_proj, self.class_proj = nn.Linear(D, D, bias=False), nn.Linear(D, D, bias=False)
         self.mask_norm = nn.LayerNorm(c.num_classes)
@@ -97,7 +98,8 @@ class Segmenter(nn.Module):
     def __init__(self, config: SegmenterConfig, backbone: VisionTransformer | None = None) -> None:
         super().__init__()
         self.config = config
-        self.preprocess = Preprocess(img_size=config.backbone.img_size).for_channels(config.backbone.in_chans)
+        p = Preprocess(img_size=config.backbone.img_size, crop_mode="pad")  # all of an image has classes
+        self.preprocess = p.for_channels(config.backbone.in_chans)
         self.labels: list[str] | None = None
         self.load_report: Any = None
         self.head = HEADS[config.head](config)

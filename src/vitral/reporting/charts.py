@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 460, 240, 44, 34, 12, 10
-COLOURS = ("var(--two)", "var(--one)")
+COLOURS = ("var(--two)", "var(--one)", "var(--soft)")
 
 
 def _ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -57,7 +57,7 @@ def line_chart(series: dict[str, list[tuple[float, float]]], x_label: str) -> st
         path = " ".join(f"{at_x(x):.1f},{at_y(y):.1f}" for x, y in line if math.isfinite(y))
         colour = COLOURS[i % len(COLOURS)]
         body += f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
-        place = WIDTH - RIGHT - 90
+        place = WIDTH - RIGHT - 32 - 6.2 * max(map(len, series))
         body += f'<path d="M{place} {legend + 16 * i}h16" stroke="{colour}" stroke-width="3"/>'
         body += f'<text x="{place + 21}" y="{legend + 4 + 16 * i}">{html.escape(name)}</text>'
     return _svg(body, f"{', '.join(series)} over {x_label}")

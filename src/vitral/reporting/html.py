@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from vitral.data.sources.base import Data
 from vitral.reporting.charts import line_chart
 from vitral.reporting.sections import Section, Shown, sections
+from vitral.tasks.base import Task
 from vitral.tasks.open import load_task
 from vitral.weights.atomic import write_atomically
 from vitral.weights.rundir import read_run_config
@@ -41,23 +42,6 @@ code { font-size: .88rem; overflow-wrap: anywhere }
 """
 
 
-CURVES = {
-    "loss": "Loss",
-    "accuracy": "Accuracy",
-    "map": "Mean average precision",
-    "mae": "Mean absolute error",
-    "miou": "Mean IoU",
-    "ap": "Average precision (COCO)",
-}
-HEADLINES = {
-    "classify": ("accuracy", "%"),
-    "multilabel": ("mean average precision", ""),
-    "regress": ("mean absolute error", ""),
-    "segment": ("mean IoU", ""),
-    "detect": ("average precision", ""),
-}
-
-
 def write_report(run: Path, data: Data) -> Path:
     """Write report.html from what lies in the run directory, with pictures from the data and what is seen in them."""
     document = read_run_config(run).document
@@ -72,7 +56,7 @@ def write_report(run: Path, data: Data) -> Path:
 
 def _page(document: dict[str, Any], lines: list[dict[str, Any]], shown: list[Section]) -> str:
     title = f"{document['model_name']} on {document['data']['name']}"
-    parts = [_summary(document), _curves(lines), *(_section(*section) for section in shown)]
+    parts = [_summary(document), _curves(lines, load_task(document)), *(_section(*section) for section in shown)]
     parts.append(_section("How it was made", _making(document), wide=True))
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
@@ -91,10 +75,9 @@ def _summary(document: dict[str, Any]) -> str:
     task = load_task(document)
     facts = []
     for part, m in document["metrics"].items():
-        name, unit = HEADLINES[task.name]
-        value = f"{100 * m[task.headline]:.2f} %" if unit == "%" else f"{m[task.headline]:.4g}"
+        value = f"{100 * m['accuracy']:.2f} %" if task.headline == "accuracy" else f"{m[task.headline]:.4g}"
         facts.append(
-            f'<div><div class="big">{value}</div><div>{part} {name}, {m["images"]:,} images</div>'
+            f'<div><div class="big">{value}</div><div>{part} {task.headline_words}, {m["images"]:,} images</div>'
             f'<div class="soft">{html.escape(task.summary(m))}</div></div>'
         )
     facts.append(
@@ -105,17 +88,19 @@ def _summary(document: dict[str, Any]) -> str:
     return f'<section class="wide"><div class="facts">{"".join(facts)}</div></section>'
 
 
-def _curves(lines: list[dict[str, Any]]) -> str:
+def _curves(lines: list[dict[str, Any]], task: Task) -> str:
     train = [line for line in lines if line["split"] == "train"]
     val = [line for line in lines if line["split"] == "val"]
     charts = ""
-    for key, title in CURVES.items():
+    for key, title in {"loss": "loss", task.headline: task.headline_words}.items():
         series = {
             name: [(line["epoch"], line[key]) for line in part if key in line]
             for name, part in (("training", train), ("validation", val))
         }
         if any(series.values()):
-            charts += _section(title, line_chart({name: points for name, points in series.items() if points}, "epoch"))
+            charts += _section(
+                title.capitalize(), line_chart({name: points for name, points in series.items() if points}, "epoch")
+            )
     return charts
 
 

@@ -9,19 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
 from vitral.data.images import AtLeast
 from vitral.data.sources.base import Data
 from vitral.data.targets import View
-from vitral.data.transforms import decode_size
+from vitral.data.transforms import decode_size, normalize
 from vitral.explanation.explain import explain
+from vitral.explanation.faithfulness import curves
 from vitral.explanation.figures import blended
+from vitral.explanation.relevance import attribution, input_gradients
 from vitral.inference.predictor import Predictor
-from vitral.reporting.charts import confusion_matrix, histogram, reliability_chart, scatter_chart
+from vitral.models.cost import model_cost
+from vitral.reporting.charts import confusion_matrix, histogram, line_chart, reliability_chart, scatter_chart
 from vitral.tasks.base import Answer
 from vitral.tasks.drawing import boxed, overlaid
+from vitral.tasks.open import load_task
 from vitral.tasks.regress import Regress
 
 Section = tuple[str, str, bool]
@@ -59,6 +64,7 @@ def _classify(s: Shown) -> list[Section]:
         ("By class", _table(s.metrics["by_class"], "class"), False),
         ("Confusion", confusion_matrix(s.metrics["confusion"], s.document["labels"]), True),
         ("What it looks at", _looks(s), True),
+        ("Is that true to the model?", _faithful(s), True),
         ("Most confident mistakes", _mistakes(s), True),
     ]
 
@@ -85,14 +91,14 @@ def _regress(s: Shown) -> list[Section]:
 def _segment(s: Shown) -> list[Section]:
     return [
         ("By class", _table(s.metrics["by_class"], "class"), True),
-        ("Answers: truth left, answer right", _pictures(s, _mask_truth), True),
+        ("Answers: truth left, answer right", _pictures(s, mask_truth), True),
     ]
 
 
 def _detect(s: Shown) -> list[Section]:
     return [
         ("By class", _table(s.metrics["by_class"], "class"), True),
-        ("Answers: truth left, answer right", _pictures(s, _box_truth), True),
+        ("Answers: truth left, answer right", _pictures(s, box_truth), True),
     ]
 
 
@@ -110,22 +116,29 @@ Truth = Callable[[Shown, int, Image.Image], "Image.Image | str"]
 """The truth about an image of the data, as a picture or in words."""
 
 
+def _target(s: Shown, index: int) -> list[float]:
+    """The image's target, as the task numbers it."""
+    return load_task(s.document).targets(s.data).take(index, View.whole(), (1, 1)).tolist()
+
+
 def _labels_truth(s: Shown, index: int, image: Image.Image) -> str:
-    present = [name for name, y in zip(s.data.classes, s.data.targets[index].tolist(), strict=True) if y > 0.5]
-    return ", ".join(present) or "no label"
+    labels = s.document["labels"]
+    return ", ".join(name for name, y in zip(labels, _target(s, index), strict=True) if y > 0.5) or "no label"
 
 
 def _numbers_truth(s: Shown, index: int, image: Image.Image) -> str:
-    return "  ".join(f"{value:.4g}" for value in s.data.targets[index].double().view(-1).tolist())
+    return "  ".join(f"{value:.4g}" for value in _target(s, index))
 
 
-def _mask_truth(s: Shown, index: int, image: Image.Image) -> Image.Image:
+def mask_truth(s: Shown, index: int, image: Image.Image) -> Image.Image:
+    """The image under its true mask."""
     assert s.data.masks is not None
     mask = s.data.masks.take(index, View.whole(), (image.height, image.width))
     return overlaid(image, mask.numpy(), s.document["labels"])
 
 
-def _box_truth(s: Shown, index: int, image: Image.Image) -> Image.Image:
+def box_truth(s: Shown, index: int, image: Image.Image) -> Image.Image:
+    """The image with its true boxes."""
     assert s.data.boxes is not None
     rows = s.data.boxes.rows[index]
     corners = rows[:, 1:] * rows.new_tensor([image.width, image.height] * 2)
@@ -206,14 +219,19 @@ def _mistakes(s: Shown, count: int = 16) -> str:
     return f'<div class="shots">{"".join(figures)}</div>'
 
 
+def _shown_images(s: Shown) -> list[tuple[int, int]]:
+    """The first image of each class, and its class, at most eight."""
+    first: dict[int, int] = {}
+    for index, label in zip(s.kept("indices").tolist(), s.kept("targets").tolist(), strict=True):
+        if len(first) < 8:
+            first.setdefault(label, index)
+    return [(index, label) for label, index in first.items()]
+
+
 def _looks(s: Shown) -> str:
     """The first image of each class, with the patches that speak for the answer."""
-    predictor, figures, shown = Predictor(s.run), [], set()
-    for i, label in enumerate(s.kept("targets").tolist()):
-        if label in shown or len(shown) == 8:
-            continue
-        shown.add(label)
-        index = int(s.kept("indices")[i])
+    predictor, figures = Predictor(s.run), []
+    for index, label in _shown_images(s):
         pixels = s.data.images.read(index, predictor.mode, decode_size(predictor.preprocess))
         made = explain(predictor, pixels, "relevance")
         name = html.escape(made.about)
@@ -223,6 +241,37 @@ def _looks(s: Shown) -> str:
         )
     note = "Patches that speak for the answer: gradient times attention, bright for much. vitral explain shows more."
     return f'<div class="shots">{"".join(figures)}</div><p class="soft">{note}</p>'
+
+
+def _faithful(s: Shown) -> str:
+    """How the answer comes back as images are uncovered on blurred ones, in the order of the maps.
+
+    The first images of the part, as many as a few seconds allow.
+    """
+    predictor = Predictor(s.run)
+    count = int(max(4, min(64, 4e9 // model_cost(predictor.vit.config).macs)))
+    chosen = s.kept("indices")[:count].tolist()
+    pixels = [predictor.prepare(s.data.images.read(index, predictor.mode)) for index in chosen]
+    x = normalize(torch.stack(pixels), predictor.preprocess)
+    target = predictor.outputs(x).argmax(1)
+    grid = predictor.vit.grid_of(x)
+    rivals = {
+        "relevance": attribution(predictor.vit, x, target),
+        "input gradients": input_gradients(predictor.vit, x, target),
+        "chance": torch.rand(len(x), *grid, generator=torch.Generator().manual_seed(0)),
+    }
+    series, areas = {}, []
+    for name, maps in rivals.items():
+        measured = curves(predictor.vit, x, maps, target)
+        heights = measured.insertion.mean(0).tolist()
+        series[name] = [(100 * i / (len(heights) - 1), height) for i, height in enumerate(heights)]
+        areas.append(f"{name} {float(measured.insertion_auc.mean()):.3f}")
+    note = (
+        f"Probability of the answer as the most relevant patches are uncovered first, mean of {len(x)} images. "
+        f"Area under the curve: {', '.join(areas)}; more is better."
+    )
+    chart = f'<div style="max-width: 560px">{line_chart(series, "% of patches uncovered")}</div>'
+    return f'{chart}<p class="soft">{html.escape(note)}</p>'
 
 
 def _picture(pixels: Tensor) -> str:

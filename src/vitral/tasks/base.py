@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from PIL import Image
@@ -25,6 +26,12 @@ def map_tensors(function: Callable[[Tensor], Tensor], outputs: Any) -> Any:
     if isinstance(outputs, list | tuple):
         return type(outputs)(map_tensors(function, part) for part in outputs)
     return replace(outputs, **{f.name: map_tensors(function, getattr(outputs, f.name)) for f in fields(outputs)})
+
+
+def rest_pooling(backbone: VisionTransformer) -> None:
+    """Nothing reads the pooled vector: its weights, where there are any, are not trained."""
+    for part in (backbone.attn_pool, backbone.fc_norm):
+        part.requires_grad_(False)
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,10 @@ class Answer:
         """The image with the answer on it."""
         raise NotImplementedError
 
+    def pictures(self, image: Image.Image) -> dict[str, Image.Image]:
+        """What to keep of the answer as pictures, by the ends of their names."""
+        return {".png": self.draw(image)}
+
 
 class Task(ABC):
     """Head, targets, loss, metrics and decoding of one task."""
@@ -75,7 +86,10 @@ class Task(ABC):
     """The metric that tells which of two models is better; more is better."""
     answer: ClassVar[type[Answer]]
     headline: ClassVar[str]
-    """The metric a report begins with."""
+    """The metric that is shown first."""
+    headline_words: ClassVar[str]
+    what: ClassVar[str]
+    """What a model does, after "A Vision Transformer that", for {n} labels."""
     spatial: ClassVar[bool] = False
     """Whether the answer has places in the image: all of it must then be seen, and two cannot be mixed."""
 
@@ -141,6 +155,9 @@ class Task(ABC):
     @abstractmethod
     def summary(self, metrics: dict[str, Any]) -> str:
         """The metrics in a line."""
+
+    def write(self, folder: Path, answers: list[Answer]) -> None:  # noqa: B027
+        """Keep all answers together in the forms that others read, if there are any."""
 
     @abstractmethod
     def decode(self, outputs: Any, frames: Sequence[Frame], top_k: int) -> Iterator[Answer]:

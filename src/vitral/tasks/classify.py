@@ -51,6 +51,8 @@ class Classify(Task):
     name = "classify"
     better = "accuracy"
     headline = "accuracy"
+    headline_words = "accuracy"
+    what = "tells {n} classes apart"
     answer = Prediction
 
     def __init__(self, labels: list[str], label_smoothing: float = 0.0, temperature: float = 1.0) -> None:
@@ -59,6 +61,8 @@ class Classify(Task):
     @classmethod
     def from_data(cls, data: Data, config: TrainConfig) -> Self:
         """The classes of the data."""
+        if data.kind != "label":
+            raise DataError(f"{data.name} does not have one class for each image; leave --task out, or name another.")
         if len(data.classes) < 2:
             raise DataError(f"{data.name} has only one class ({data.classes[0]}); classification needs at least two.")
         return cls(data.classes, config.label_smoothing)
@@ -66,12 +70,13 @@ class Classify(Task):
     @classmethod
     def from_run(cls, document: dict[str, Any]) -> Self:
         """Labels and temperature."""
-        return cls(list(document["labels"]), temperature=float(document.get("temperature", 1.0)))
+        labels = document["labels"] or [str(i) for i in range(document["model"]["num_classes"])]
+        return cls(list(labels), temperature=float(document.get("temperature", 1.0)))
 
     def targets(self, data: Data) -> Targets:
         """Class numbers; classes are told by their names."""
         if data.kind != "label":
-            raise DataError(f"{data.name} does not have one class for each image; leave --task out, or name another.")
+            raise DataError(f"{data.name} does not have one class for each image to compare with.")
         if data.classes == self.labels:
             return Values(data.targets)
         unknown = [name for name in data.classes if name not in self.labels]

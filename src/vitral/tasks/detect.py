@@ -5,6 +5,8 @@ B images, Q queries, K classes, M objects at most. Targets (B, M, 5) are class, 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
@@ -15,16 +17,21 @@ from torch import Tensor, nn
 from vitral.config import DetectOptions, DetectorConfig, Preprocess, TrainConfig
 from vitral.data.noise import Noise
 from vitral.data.sources.base import Data
+from vitral.data.sources.coco import write_predictions
+from vitral.data.sources.yolo import write_yolo
 from vitral.data.targets import Boxes, Targets, box_cxcywh_to_xyxy, boxes_to_image, generalized_iou
 from vitral.errors import DataError, VitralError
+from vitral.models.cnn import ResNet
 from vitral.models.detector import Detector, DetectorOutput
 from vitral.models.vit import VisionTransformer
-from vitral.tasks.base import Answer, Found, Frame, Task
-from vitral.tasks.detection_metrics import best_threshold, detection_metrics
+from vitral.tasks.base import Answer, Found, Frame, Task, rest_pooling
+from vitral.tasks.detection_metrics import detection_metrics, flagged
 from vitral.tasks.drawing import boxed
+from vitral.tasks.metrics import best_threshold
 
 NO_OBJECT_WEIGHT = 0.1  # of queries without an object in DETR's softmax, for there are many
 ALPHA, GAMMA = 0.25, 2.0  # of the focal loss (Lin et al., 2017)
+DENOISE_WEIGHT = 1 / 3  # of mending spoilt boxes, beside matching
 SHIFT, RELABEL = 0.4, 0.2  # how much denoising spoils boxes, in their sides, and how many labels
 KEPT = 100
 """Boxes kept of an image for the metrics, as COCO's evaluation does."""
@@ -72,6 +79,8 @@ class Detect(Task):
     name = "detect"
     better = "ap"
     headline = "ap"
+    headline_words = "average precision"
+    what = "finds objects of {n} classes"
     answer = Objects
     spatial = True
 
@@ -84,6 +93,9 @@ class Detect(Task):
         """The classes of the boxes, and how many queries they need."""
         if data.boxes is None:
             raise DataError(f"{data.name} has no boxes; detection needs a COCO json or a YOLO folder.")
+        missing = [name for name in ("scipy", "faster_coco_eval") if find_spec(name) is None]
+        if missing:
+            raise VitralError(f"to train a detector {missing[0]} is needed: pip install 'vitral[train]'.")
         most = max((len(data.boxes.rows[i]) for i in data.splits["train"].tolist()), default=0)
         task = cls(data.classes, config.detect, config.detect.num_queries or max(10, 2 * most))
         if config.detect.num_queries is None:
@@ -114,11 +126,12 @@ class Detect(Task):
         rows = [torch.cat([numbers[row[:, :1].long()], row[:, 1:]], 1) for row in data.boxes.rows]
         return Boxes(rows, data.boxes.most)
 
-    def build(self, backbone: VisionTransformer) -> nn.Module:
-        """The ViT with a decoder of queries."""
+    def build(self, backbone: VisionTransformer | ResNet) -> nn.Module:
+        """The backbone with a decoder of queries."""
         o = self.options
         config = DetectorConfig(
-            vit=backbone.config,
+            vit=backbone.config if isinstance(backbone, VisionTransformer) else None,
+            cnn=backbone.config if isinstance(backbone, ResNet) else None,
             num_classes=len(self.labels),
             num_queries=self.num_queries,
             queries=o.queries,
@@ -133,9 +146,9 @@ class Detect(Task):
             decoder_layers=o.decoder_layers,
             denoise_groups=max(o.denoise_groups, 1),
         )
-        model = Detector(config)
-        model.backbone, model.preprocess = backbone, backbone.preprocess
-        return model
+        if isinstance(backbone, VisionTransformer):
+            rest_pooling(backbone)
+        return Detector(config, backbone)
 
     def preprocess(self, p: Preprocess) -> Preprocess:
         """The whole image, its aspect kept."""
@@ -157,7 +170,7 @@ class Detect(Task):
             again = targets.repeat(1, self.options.denoise_groups, 1)
             there = again[:, :, 0] >= 0
             for logits, boxes in outputs.denoise:
-                total = total + self._pair_loss(logits, boxes, again, there) / len(layers)
+                total = total + DENOISE_WEIGHT * self._pair_loss(logits, boxes, again, there)
         return total / len(layers)
 
     def _layer_loss(self, logits: Tensor, boxes: Tensor, targets: Tensor) -> Tensor:
@@ -182,12 +195,8 @@ class Detect(Task):
             each = present - absent
         told = each.gather(2, classes[:, None].expand(-1, logits.shape[1], -1))
         distance = torch.cdist(boxes.float(), targets[:, :, 1:].float(), p=1)
-        giou = torch.stack(
-            [
-                generalized_iou(box_cxcywh_to_xyxy(a), box_cxcywh_to_xyxy(t))
-                for a, t in zip(boxes, targets[:, :, 1:], strict=True)
-            ]
-        )
+        corners, truth = box_cxcywh_to_xyxy(boxes), box_cxcywh_to_xyxy(targets[:, :, 1:].to(boxes))
+        giou = generalized_iou(corners[:, :, None], truth[:, None])
         return o.class_cost * told + o.box_cost * distance - o.giou_cost * giou
 
     def _pair_loss(self, logits: Tensor, boxes: Tensor, laid: Tensor, counts: Tensor) -> Tensor:
@@ -204,7 +213,7 @@ class Detect(Task):
             class_loss = focal_loss(logits[counts], truth[counts]).sum() / number
         ours, theirs = boxes[has], laid[has][:, 1:].to(boxes)
         distance = (ours - theirs).abs().sum() / number
-        giou = (1 - paired_giou(box_cxcywh_to_xyxy(ours), box_cxcywh_to_xyxy(theirs))).sum() / number
+        giou = (1 - generalized_iou(box_cxcywh_to_xyxy(ours), box_cxcywh_to_xyxy(theirs))).sum() / number
         return o.class_cost * class_loss + o.box_cost * distance + o.giou_cost * giou
 
     def sums(self, outputs: DetectorOutput, targets: Tensor) -> dict[str, float]:
@@ -229,7 +238,7 @@ class Detect(Task):
 
     def calibrate(self, found: Found) -> None:
         """Choose the score from which on a box is shown, by the best F1."""
-        self.threshold = best_threshold(found)
+        self.threshold = best_threshold(*flagged(found))
 
     def metrics(self, found: Found) -> dict[str, Any]:
         """COCO's average precisions, in all and by class; precision and recall at the threshold."""
@@ -242,6 +251,13 @@ class Detect(Task):
     def summary(self, metrics: dict[str, Any]) -> str:
         """Average precision."""
         return f"AP {metrics['ap']:.4f}, AP50 {metrics['ap50']:.4f}, AP75 {metrics['ap75']:.4f}"
+
+    def write(self, folder: Path, answers: list[Answer]) -> None:
+        """A COCO json; and a YOLO label file for each image, if each has a name of its own."""
+        found = [answer for answer in answers if isinstance(answer, Objects) and not answer.error]
+        write_predictions(folder / "predictions.json", found, self.labels)
+        if len({Path(answer.name).stem for answer in found}) == len(found):
+            write_yolo(folder / "labels", found)
 
     def decode(self, outputs: DetectorOutput, frames: Sequence[Frame], top_k: int) -> Iterator[Objects]:
         """Objects above the threshold, in pixels of each image."""
@@ -263,10 +279,7 @@ class Detect(Task):
 
 def match(cost: Tensor, there: Tensor) -> list[tuple[Tensor, Tensor]]:
     """The cheapest one-to-one pairs of queries and objects of each image: (B, Q, M), (B, M) -> indices of both."""
-    try:
-        from scipy.optimize import linear_sum_assignment
-    except ImportError:
-        raise VitralError("training a detector needs scipy: pip install 'vitral[train]'.") from None
+    from scipy.optimize import linear_sum_assignment
 
     pairs = []
     for c, t in zip(cost.cpu(), there.cpu(), strict=True):
@@ -283,15 +296,6 @@ def focal_loss(logits: Tensor, truth: Tensor) -> Tensor:
     entropy = F.binary_cross_entropy_with_logits(logits, truth, reduction="none")
     p_t = p * truth + (1 - p) * (1 - truth)
     return (ALPHA * truth + (1 - ALPHA) * (1 - truth)) * (1 - p_t) ** GAMMA * entropy
-
-
-def paired_giou(a: Tensor, b: Tensor) -> Tensor:
-    """Generalised IoU of boxes x0, y0, x1, y1 side by side: (n, 4), (n, 4) -> (n,)."""
-    low, high = torch.maximum(a[:, :2], b[:, :2]), torch.minimum(a[:, 2:], b[:, 2:])
-    both = (high - low).clamp(min=0).prod(1)
-    union = (a[:, 2:] - a[:, :2]).prod(1) + (b[:, 2:] - b[:, :2]).prod(1) - both
-    hull = (torch.maximum(a[:, 2:], b[:, 2:]) - torch.minimum(a[:, :2], b[:, :2])).prod(1)
-    return both / union.clamp(min=1e-7) - (hull - union) / hull.clamp(min=1e-7)
 
 
 def spoil(targets: Tensor, noise: Noise, groups: int, K: int) -> tuple[Tensor, Tensor]:

@@ -80,29 +80,17 @@ def coco_documents(found: dict[str, Tensor], K: int) -> tuple[dict[str, Any], li
 
 def hits(found: dict[str, Tensor], threshold: float) -> tuple[int, int, int]:
     """Boxes above the threshold that are right (class, and IoU of at least a half), all above it, and objects."""
-    flags, scores, there = _flags(found)
+    scores, right, there = flagged(found)
     shown = scores >= threshold
-    return int((flags & shown).sum()), int(shown.sum()), there
+    return int((right & shown).sum()), int(shown.sum()), there
 
 
-def best_threshold(found: dict[str, Tensor]) -> float:
-    """The score with the best F1 at an IoU of a half; 0.5 where there is nothing to find."""
-    flags, scores, there = _flags(found)
-    if not there or not flags.any():
-        return 0.5
-    values, order = scores.sort(descending=True)
-    f1 = 2 * flags[order].cumsum(0) / (torch.arange(1, len(values) + 1) + there)
-    best = int(f1.argmax())
-    below = float(values[best + 1]) if best + 1 < len(values) else 0.0
-    return (float(values[best]) + below) / 2
+def flagged(found: dict[str, Tensor]) -> tuple[Tensor, Tensor, int]:
+    """Scores; whether each box, the surest first, takes an object that no surer one took; how many objects there are.
 
-
-def _flags(found: dict[str, Tensor]) -> tuple[Tensor, Tensor, int]:
-    """Whether each box, the surest first, takes an object that no surer one took; scores; how many objects there are.
-
-    The more of the surer boxes are left out, the fewer objects are taken: so flags hold for every threshold.
+    Leaving the less sure ones out takes no object from the surer: the flags hold for every threshold.
     """
-    flags = torch.zeros_like(found["scores"], dtype=torch.bool)
+    right = torch.zeros_like(found["scores"], dtype=torch.bool)
     there = 0
     for i, rows in enumerate(found["targets"]):
         rows = rows[rows[:, 0] >= 0]
@@ -114,6 +102,6 @@ def _flags(found: dict[str, Tensor]) -> tuple[Tensor, Tensor, int]:
         for t in found["scores"][i].argsort(descending=True).tolist():
             value, which = iou[t].max(0)
             if value >= 0.5:
-                flags[i, t] = True
+                right[i, t] = True
                 iou[:, which] = 0
-    return flags.flatten(), found["scores"].flatten(), there
+    return found["scores"].flatten(), right.flatten(), there

@@ -78,3 +78,18 @@ def average_precision(scores: Tensor, right: Tensor) -> float:
     hits, told = hits[last], (torch.arange(len(scores), dtype=torch.float64) + 1)[last]
     gained = torch.diff(hits, prepend=torch.zeros(1, dtype=torch.float64))
     return float((gained * hits / told).sum() / hits[-1])
+
+
+def best_threshold(scores: Tensor, right: Tensor, there: int) -> float:
+    """The score from which on to say yes, for the best F1 on answers of which some are right, `there` to be found.
+
+    It lies halfway between the scores on either side of the cut; 0.5 where there is nothing to choose by.
+    """
+    if not there or not right.any():
+        return 0.5
+    values, order = scores.double().sort(descending=True)
+    f1 = 2 * right[order].cumsum(0) / (torch.arange(1, len(values) + 1) + there)
+    last = torch.cat([values[1:] < values[:-1], torch.ones(1, dtype=torch.bool)])  # equal scores go together
+    best = int(torch.where(last, f1, -torch.ones_like(f1)).argmax())
+    below = float(values[best + 1]) if best + 1 < len(values) else 0.0
+    return (float(values[best]) + below) / 2

@@ -15,7 +15,7 @@ from vitral.data.targets import Targets, Values
 from vitral.errors import DataError
 from vitral.tasks.base import Answer, Found, Frame, Task
 from vitral.tasks.drawing import captioned
-from vitral.tasks.metrics import average_precision
+from vitral.tasks.metrics import average_precision, best_threshold
 
 # Of the asymmetric loss (Ridnik et al., 2021): absent labels count by p^4, and not at all where p is below the margin.
 GAMMA_ABSENT, GAMMA_PRESENT, MARGIN = 4, 1, 0.05
@@ -53,16 +53,20 @@ class Multilabel(Task):
     name = "multilabel"
     better = "map"
     headline = "map"
+    headline_words = "mean average precision"
+    what = "tells which of {n} labels an image has"
     answer = Labels
 
     def __init__(self, labels: list[str], options: MultilabelOptions, thresholds: list[float] | None = None) -> None:
         self.labels, self.options = labels, options
-        self.thresholds = torch.tensor(thresholds or [0.5] * len(labels))
+        self.thresholds = torch.tensor(thresholds or [0.5] * len(labels), dtype=torch.float64)
 
     @classmethod
     def from_data(cls, data: Data, config: TrainConfig) -> Self:
         """The labels of the data."""
-        return cls(data.classes, config.multilabel)
+        task = cls(data.classes, config.multilabel)
+        task.targets(data)  # says so if there are none
+        return task
 
     @classmethod
     def from_run(cls, document: dict[str, Any]) -> Self:
@@ -73,7 +77,7 @@ class Multilabel(Task):
     def targets(self, data: Data) -> Targets:
         """1 for each label of an image, 0 for the others; labels are told by their names."""
         if data.kind not in ("labels", "label"):
-            raise DataError(f"{data.name} has numbers for targets, not labels; use --task regress.")
+            raise DataError(f"{data.name} has no labels for its images; leave --task out, or name another.")
         y = data.targets if data.kind == "labels" else F.one_hot(data.targets, len(data.classes))
         unknown = [name for name in data.classes if name not in self.labels]
         if unknown:
@@ -105,7 +109,8 @@ class Multilabel(Task):
     def calibrate(self, found: Found) -> None:
         """Choose for each label the threshold that has the best F1."""
         p, y = found["logits"].double().sigmoid(), found["targets"] > 0.5
-        self.thresholds = torch.tensor([_best_threshold(p[:, i], y[:, i]) for i in range(len(self.labels))])
+        found_here = [best_threshold(p[:, i], y[:, i], int(y[:, i].sum())) for i in range(len(self.labels))]
+        self.thresholds = torch.tensor(found_here, dtype=torch.float64)
 
     def metrics(self, found: Found) -> dict[str, Any]:
         """Mean average precision, F1 over all (micro) and the mean over labels (macro), and a table by label."""
@@ -150,16 +155,3 @@ class Multilabel(Task):
             order = p.argsort(descending=True).tolist()
             chosen = [self.labels[i] for i in order if p[i] >= self.thresholds[i]]
             yield Labels(frame.name, labels=chosen, probabilities={self.labels[i]: float(p[i]) for i in order})
-
-
-def _best_threshold(p: Tensor, y: Tensor) -> float:
-    """Halfway between the probabilities on either side of the cut with the best F1; 0.5 where a label never comes."""
-    if not y.any():
-        return 0.5
-    values, order = p.sort(descending=True)
-    hits = y[order].cumsum(0)
-    f1 = 2 * hits / (torch.arange(1, len(p) + 1) + y.sum())
-    last = torch.cat([values[1:] < values[:-1], torch.ones(1, dtype=torch.bool)])  # equal values go together
-    best = int(torch.where(last, f1, -torch.ones_like(f1)).argmax())
-    below = float(values[best + 1]) if best + 1 < len(values) else 0.0
-    return (float(values[best]) + below) / 2

@@ -59,6 +59,8 @@ class Regress(Task):
     name = "regress"
     better = "r2"
     headline = "mae"
+    headline_words = "mean absolute error"
+    what = "tells {n} numbers from an image"
     answer = Numbers
 
     def __init__(self, labels: list[str], mean: Sequence[float], std: Sequence[float], options: RegressOptions) -> None:
@@ -86,11 +88,14 @@ class Regress(Task):
         return len(self.labels) * (2 if self.options.loss == "gaussian" else 1)
 
     def targets(self, data: Data) -> Targets:
-        """The numbers, in their own units."""
+        """The numbers, in their own units; they are told by their names."""
         names = names_of(data)
-        if len(names) != len(self.labels):
-            raise DataError(f"{data.name} has {len(names)} numbers for an image, the model tells {len(self.labels)}.")
-        return Values(numbers_of(data).float())
+        if sorted(names) != sorted(self.labels):
+            raise DataError(
+                f"{data.name} has the numbers {', '.join(names)}, the model tells {', '.join(self.labels)}; "
+                f"name their columns with --label-column."
+            )
+        return Values(numbers_of(data).float()[:, [names.index(name) for name in self.labels]])
 
     def _normal(self, targets: Tensor) -> Tensor:
         return (targets - self.mean.to(targets)) / self.std.to(targets)

@@ -17,7 +17,7 @@ from vitral.data.targets import IGNORE, Targets, View
 from vitral.errors import DataError
 from vitral.models.segmenter import Segmenter
 from vitral.models.vit import VisionTransformer
-from vitral.tasks.base import Answer, Found, Frame, Task
+from vitral.tasks.base import Answer, Found, Frame, Task, rest_pooling
 from vitral.tasks.drawing import overlaid
 
 
@@ -59,6 +59,10 @@ class Mask(Answer):
         """The image under its mask."""
         return overlaid(image, self.mask, self.labels)
 
+    def pictures(self, image: Image.Image) -> dict[str, Image.Image]:
+        """The image under its mask, and the mask alone."""
+        return {".png": self.draw(image), "-mask.png": Image.fromarray(self.mask)}
+
 
 class Segment(Task):
     """Cross-entropy and dice over the pixels, mean intersection over union."""
@@ -66,6 +70,8 @@ class Segment(Task):
     name = "segment"
     better = "miou"
     headline = "miou"
+    headline_words = "mean IoU"
+    what = "gives every pixel one of {n} classes"
     answer = Mask
     spatial = True
 
@@ -108,9 +114,8 @@ class Segment(Task):
         config = SegmenterConfig(
             backbone=backbone.config, num_classes=len(self.labels), head=o.head, layers=o.layers, width=o.width
         )
-        model = Segmenter(config, backbone)
-        model.preprocess = backbone.preprocess
-        return model
+        rest_pooling(backbone)
+        return Segmenter(config, backbone)
 
     def preprocess(self, p: Preprocess) -> Preprocess:
         """The whole image, its aspect kept."""
@@ -217,7 +222,7 @@ def slide(model: nn.Module, x: Tensor, window: tuple[int, int], classes: int, ba
     h, w = window
     x = F.pad(x, (0, max(w - W, 0), 0, max(h - H, 0)))
     places = [(top, left) for top in _starts(x.shape[1], h) for left in _starts(x.shape[2], w)]
-    weight = _hill(h)[:, None] * _hill(w)[None]
+    weight = (_hill(h)[:, None] * _hill(w)[None]).to(x)
     total, weights = x.new_zeros(classes, *x.shape[1:]), x.new_zeros(x.shape[1:])
     for i in range(0, len(places), batch):
         part = places[i : i + batch]

@@ -4,14 +4,6 @@ from typing import Any
 
 from vitral.tasks.base import Task
 
-_WHAT = {
-    "classify": "tells {n} classes apart",
-    "multilabel": "tells which of {n} labels an image has",
-    "regress": "tells {n} numbers from an image",
-    "segment": "gives every pixel one of {n} classes",
-    "detect": "finds objects of {n} classes",
-}
-
 
 def model_card(describe: dict[str, Any], task: Task, metrics: dict[str, Any]) -> str:
     """Say what the model is, how good it is, what it was made from and how to make it again."""
@@ -24,7 +16,7 @@ def model_card(describe: dict[str, Any], task: Task, metrics: dict[str, Any]) ->
     rows = "\n".join(f"| {part} | {m['images']:,} | {task.summary(m)} |" for part, m in metrics.items())
     return f"""# {describe["model_name"]} on {data["name"]}
 
-A Vision Transformer that {_WHAT[task.name].format(n=len(labels))}: {names}.
+A Vision Transformer that {task.what.format(n=len(labels))}: {names}.
 
 | part | images | how good |
 |---|---|---|

@@ -9,15 +9,12 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-MAIN = {"accuracy", "map", "mae", "miou", "ap"}
-"""The metric of each task that a line on the terminal shows."""
-
 
 class RunLog:
     """Appends to metrics.jsonl, and shows a bar on a terminal. A process that does not write gets no path."""
 
-    def __init__(self, path: Path | None, quiet: bool, from_step: int = 0) -> None:
-        self.path = path
+    def __init__(self, path: Path | None, quiet: bool, from_step: int = 0, headline: str = "accuracy") -> None:
+        self.path, self.headline = path, headline
         self.console = Console(stderr=True, quiet=quiet or path is None, highlight=False)
         hidden = quiet or path is None or not sys.stderr.isatty()
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.percentage:3.0f} %"))
@@ -54,8 +51,7 @@ class RunLog:
             for name in values.keys() - {"split", "step"}:
                 self.board.add_scalar(f"{values['split']}/{name}", values[name], values["step"])
         if values["split"] == "val":
-            shown = {name: values[name] for name in values.keys() & MAIN}
-            self.val = "".join(f"  val {name} {value:.4g}" for name, value in shown.items())
+            self.val = f"  val {self.headline} {values[self.headline]:.4g}" if self.headline in values else ""
             if self.bar.disable:
                 loss = f" loss {values['loss']:.3f}" if "loss" in values else ""
                 self.say(f"epoch {values['epoch']:g}:{loss}{self.val}, {values['seconds']:.0f} s")

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitral.config import TrainConfig
+from vitral.models.segmenter import ConvHead
 from vitral.nn.patches import ConvStem
 
 # Norms, biases, positions, tokens, LayerScale: decay would pull them from where they belong.
-_NO_DECAY = re.compile(r"(\.bias|_token|pos_embed|latent|gamma)$")
+_NO_DECAY = re.compile(r"(\.bias|_token|pos_embed|latent|gamma|queries\.(anchors|position|content\.weight))$")
 
 _IN_BLOCKS = re.compile(r"(backbone\.|head\.)?blocks\.|(encoder|decoder)\.")
 
@@ -35,13 +36,14 @@ def layer_of(name: str, depth: int) -> int:
 
 
 def make_optimizers(model: nn.Module, config: TrainConfig) -> list[Optimizer]:
-    """AdamW over everything, or Muon over the matrices of the blocks and a conv stem's kernels, AdamW over the rest.
+    """AdamW over everything, or Muon over the matrices of the blocks and the kernels of conv stems and heads.
 
     Every parameter group carries its own peak rate as `peak_lr`, which the schedule multiplies.
     """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     depth = max((layer_of(name, 0) for name, _ in named if _IN_BLOCKS.match(name)), default=0)
-    kernels = {id(p) for m in model.modules() if isinstance(m, ConvStem) for p in m.parameters() if p.ndim == 4}
+    convolutional = (m for m in model.modules() if isinstance(m, ConvStem | ConvHead))
+    kernels = {id(p) for m in convolutional for p in m.parameters() if p.ndim == 4}
     muon, adamw = [], []
     for name, p in named:
         scale = config.layer_decay ** (depth + 1 - layer_of(name, depth))

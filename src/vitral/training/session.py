@@ -9,17 +9,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from vitral import __version__
-from vitral.config import Preprocess, TrainConfig
+from vitral.config import Preprocess, ResNetConfig, ResNetKind, TrainConfig
 from vitral.data.loader import TrainLoader, eval_batches
 from vitral.data.sources.base import Data
 from vitral.data.transforms import normalize
 from vitral.errors import CheckpointError, ConfigError
+from vitral.models.cnn import ResNet
 from vitral.models.vit import VisionTransformer
 from vitral.models.zoo import MODELS, create_model
 from vitral.tasks.base import Found, Task
@@ -32,7 +33,7 @@ from vitral.training.loop import Hooks, fit
 from vitral.training.precision import full_precision, resolve_device, resolve_precision
 from vitral.weights.atomic import save_tensors, write_atomically
 from vitral.weights.load import is_source, load_model, with_stochastic_depth
-from vitral.weights.rundir import CONFIG, WEIGHTS, architecture_of, config_document, read_run_config
+from vitral.weights.rundir import CONFIG, WEIGHTS, architecture_of, config_document, is_run, read_run_config
 
 # Options that may differ when a run goes on: they change where and how fast it runs, not what it computes.
 MAY_DIFFER = {"device", "workers", "save_minutes", "save_steps", "log_steps", "max_minutes"}
@@ -58,14 +59,16 @@ def train_model(
     device = resolve_device(config.device)
     dtype, notice = resolve_precision(config.precision, device)
     with processes(device) as who:
-        checkpoint, notes = _open_run(out, config, resume, who)
+        checkpoint, notes = _open_run(out, config, made, resume, who)
         model = _make_model(data, config, made, device)
         preprocess, targets = model.preprocess, made.targets(data)
         loader = TrainLoader(
             data, preprocess, config.augment, config.batch_size, config.seed, config.strict, config.workers,
             who.rank, who.world, targets,
         )  # fmt: skip
-        log = RunLog(out / "metrics.jsonl" if who.first else None, quiet, checkpoint.step if checkpoint else 0)
+        log = RunLog(
+            out / "metrics.jsonl" if who.first else None, quiet, checkpoint.step if checkpoint else 0, made.headline
+        )
         with log, _signals() as stop:
             size = "x".join(map(str, preprocess.img_size))  # type: ignore[arg-type]
             params = sum(p.numel() for p in model.parameters())
@@ -74,7 +77,7 @@ def train_model(
                 log.say(note)
             torch.manual_seed(config.seed)
             describe = _description(data, config, made, model, command)
-            if who.first:
+            if who.first and not resume:
                 write_atomically(out / CONFIG, config_document(describe))
 
             def validate() -> dict[str, float]:
@@ -101,7 +104,7 @@ def train_model(
                 model.load_state_dict(load_file(out / "best.safetensors"))
             if not who.first:
                 return Run(out, {}, wrote=False)
-            return _finish(out, model, made, data, describe, log)
+            return _finish(out, model, made, data, config.batch_size, describe, log)
 
 
 def _make_model(data: Data, config: TrainConfig, task: Task, device: torch.device) -> Any:
@@ -109,11 +112,19 @@ def _make_model(data: Data, config: TrainConfig, task: Task, device: torch.devic
     if config.img_size is not None:
         options["img_size"] = config.img_size
     torch.manual_seed(config.seed)  # the weights of new heads
+    backbone: Any
     if config.model not in MODELS and is_source(config.model):
+        if is_run(Path(config.model)) and read_run_config(Path(config.model)).architecture != "vit":
+            raise ConfigError(f"{config.model} is a run of a segmenter or detector; training starts from a plain ViT.")
         backbone = load_model(config.model, quiet=True, **options)
         if not isinstance(backbone, VisionTransformer):
-            raise ConfigError(f"{config.model} is a {architecture_of(backbone)}; training starts from a plain ViT.")
+            raise ConfigError(f"{config.model} is a detector; training starts from a plain ViT.")
         backbone = with_stochastic_depth(backbone, config.drop_path_rate)
+    elif config.model in get_args(ResNetKind):
+        if task.name != "detect":
+            raise ConfigError(f"{config.model} is a backbone for --task detect; here name a ViT (vitral models).")
+        backbone = ResNet(ResNetConfig(kind=config.model, in_chans=options["in_chans"], num_classes=0))  # type: ignore[arg-type]
+        backbone.preprocess = Preprocess(img_size=config.img_size or 224).for_channels(options["in_chans"])
     else:
         rate = config.drop_path_rate
         backbone = create_model(config.model, seed=config.seed, drop_path_rate=rate, **options)
@@ -122,11 +133,13 @@ def _make_model(data: Data, config: TrainConfig, task: Task, device: torch.devic
     return model.to(device)
 
 
-def _open_run(out: Path, config: TrainConfig, resume: bool, who: Processes) -> tuple[Checkpoint | None, list[str]]:
+def _open_run(
+    out: Path, config: TrainConfig, task: Task, resume: bool, who: Processes
+) -> tuple[Checkpoint | None, list[str]]:
     """Make the run directory, or find the checkpoint to go on from; the first process looks, and all heed it."""
     problem = ""
     if who.first:
-        problem = _why_not(out, config, resume)
+        problem = _why_not(out, config, task, resume)
         if not problem and not resume:
             out.mkdir(parents=True, exist_ok=True)
     if who.any(bool(problem)):
@@ -139,13 +152,16 @@ def _open_run(out: Path, config: TrainConfig, resume: bool, who: Processes) -> t
     return checkpoint, [*notes, here]
 
 
-def _why_not(out: Path, config: TrainConfig, resume: bool) -> str:
+def _why_not(out: Path, config: TrainConfig, task: Task, resume: bool) -> str:
     """Why a run cannot start, or go on, in this place with these options; nothing if it can."""
     if not resume:
         taken = (out / CONFIG).exists() or (out / "checkpoints").exists()
         return f"{out} holds a run already; pass --resume to go on with it, or another --out." if taken else ""
     if not (out / CONFIG).is_file():
         return f"{out} holds no run to go on with; leave --resume out to start one."
+    before = read_run_config(out).document["task"]
+    if before != task.name:
+        return f"{out} is a run to {before}, not to {task.name}; leave --task out, or give another --out."
     saved, now = (
         json.loads(json.dumps(options))  # what is new in vitral since then has its default
         for options in (TrainConfig.from_dict(read_run_config(out).document["train"]).to_dict(), config.to_dict())
@@ -178,7 +194,13 @@ def _signals() -> Iterator[Any]:
 
 @torch.no_grad()
 def find(model: Any, task: Task, data: Data, indices: Tensor, preprocess: Preprocess, batch_size: int) -> Found:
-    """What the task keeps of chosen images, and their numbers; unreadable images are left out."""
+    """What the task keeps of chosen images, and their numbers; unreadable images are left out.
+
+    Of no images it keeps nothing, in the same shapes: a process without a share still takes part in what follows.
+    """
+    if not len(indices):
+        some = find(model, task, data, torch.zeros(1, dtype=torch.long), preprocess, 1)
+        return {name: tensor[:0] for name, tensor in some.items()}
     device = next(model.parameters()).device
     parts: dict[str, list[Tensor]] = {}
     for batch in eval_batches(data, indices, preprocess, batch_size, False, 0, task.targets(data)):
@@ -189,17 +211,21 @@ def find(model: Any, task: Task, data: Data, indices: Tensor, preprocess: Prepro
     return {name: torch.cat(tensors) for name, tensors in parts.items()}
 
 
-def _finish(out: Path, model: Any, task: Task, data: Data, describe: dict[str, Any], log: RunLog) -> Run:
+def _finish(
+    out: Path, model: Any, task: Task, data: Data, batch_size: int, describe: dict[str, Any], log: RunLog
+) -> Run:
     """Evaluate the finished model on the parts that were kept apart, and write everything down."""
+    save_tensors(out / WEIGHTS, model.state_dict())
     model.eval()
     parts = {
-        p: find(model, task, data, data.splits[p], model.preprocess, 256) for p in ("val", "test") if p in data.splits
+        p: find(model, task, data, data.splits[p], model.preprocess, batch_size)
+        for p in ("val", "test")
+        if p in data.splits
     }
     if "val" in parts:
         task.calibrate(parts["val"])
     metrics = {part: task.metrics(found) for part, found in parts.items()}
     save_tensors(out / "evaluation.safetensors", {f"{p}.{k}": t for p, v in parts.items() for k, t in v.items()})
-    save_tensors(out / WEIGHTS, model.state_dict())
     (out / "best.safetensors").unlink(missing_ok=True)
     write_atomically(out / CONFIG, config_document({**describe, **task.settings(), "metrics": metrics}))
     write_atomically(out / "README.md", model_card(describe, task, metrics).encode())

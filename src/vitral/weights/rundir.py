@@ -38,11 +38,16 @@ class RunConfig:
     @property
     def model(self) -> AnyConfig:
         """The model."""
-        return ARCHITECTURES[self.document.get("architecture", "vit")][0].from_dict(self.document["model"])
+        return ARCHITECTURES[self.architecture][0].from_dict(self.document["model"])
+
+    @property
+    def architecture(self) -> str:
+        """The word for the model's kind."""
+        return self.document.get("architecture", "vit")
 
     def build(self) -> AnyModel:
         """The model, its weights as they come."""
-        return ARCHITECTURES[self.document.get("architecture", "vit")][1](self.model)
+        return ARCHITECTURES[self.architecture][1](self.model)
 
     @property
     def preprocess(self) -> Preprocess:

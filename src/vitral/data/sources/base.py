@@ -130,6 +130,17 @@ class Data:
         for what, targets in (("boxes", self.boxes), ("masks", self.masks)):
             if targets is not None and len(targets) != len(self.images):
                 raise DataError(f"{self.name} has {len(self.images)} images but {what} for {len(targets)}.")
+        self._drop_empty_parts()
+
+    def _drop_empty_parts(self) -> None:
+        empty = [part for part, indices in self.splits.items() if not len(indices)]
+        if "train" in empty:
+            first = f" ({self.problems[0]['error']})" if self.problems else ""
+            raise DataError(f"{self.name} has no usable image in its training part{first}.")
+        if empty:
+            notes = [f"the {part} part has no usable image and is left out" for part in empty]
+            object.__setattr__(self, "splits", {part: v for part, v in self.splits.items() if part not in empty})
+            object.__setattr__(self, "notes", [*self.notes, *notes])
 
     def describe(self) -> str:
         """One line that says what this is."""
@@ -181,6 +192,14 @@ def stratified_split(targets: Tensor, indices: Tensor, fraction: float, seed: in
         cut.append(members[:count])
         rest.append(members[count:])
     return torch.cat(rest).sort().values, torch.cat(cut).sort().values
+
+
+def read_text(file: Path) -> str:
+    """The text of a small file that names things."""
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read as UTF-8 text ({error}); save it as UTF-8.") from error
 
 
 def problem(kind: str, image: object, error: str) -> Problem:

@@ -6,10 +6,10 @@ One file, or a folder with one for each part: `annotations/instances_train*.json
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ FAR = 1e9
 """No box reaches further, in pixels."""
 MOST_CLASSES = 254
 """Numbers of a mask that are left beside background and what is ignored."""
+LISTS = ("images", "annotations", "categories")
+LYING = {5: (False, False), 6: (True, False), 7: (True, True), 8: (False, True)}
+"""EXIF's orientations of a file that lies on its side: whether to mirror it across, and down, once transposed."""
 
 
 # ---- reading ----
@@ -57,13 +60,16 @@ def load_coco(path: Path) -> Data:
         first = problems[0]["error"] if problems else "the list of images is empty"
         raise DataError(f"{files['train']}: none of its images was found ({first}); put them beside the file.")
     if found.crowds:
-        notes.append(f"{found.crowds:,} crowds were left out; masks ignore them")
+        notes.append(f"{found.crowds:,} crowds were left out of the boxes; masks ignore them")
+    turned = sum(turn in LYING for turn in found.turns)
+    if turned:
+        notes.append(f"the annotations of {turned:,} images are for the unturned file and were turned by its EXIF")
     present = torch.zeros(len(found.paths), len(classes))
     for target, rows in zip(present, found.rows, strict=True):
         target[rows[:, 0].long()] = 1
     names = ["background", *classes]
     drawn = any(outline is not None for shapes in found.shapes for _, outline, _ in shapes)
-    masks = Masks(DrawnMasks(found.shapes, found.sizes, found.paths), names) if drawn else None
+    masks = Masks(DrawnMasks(found.shapes, found.sizes, found.turns, found.paths), names) if drawn else None
     return Data(
         name=path.stem,
         images=ImageFiles(found.paths),
@@ -85,6 +91,9 @@ class _Found:
 
     paths: list[Path] = field(default_factory=list)
     sizes: list[tuple[int, int]] = field(default_factory=list)
+    """(height, width) that the annotations are for."""
+    turns: list[int] = field(default_factory=list)
+    """EXIF orientation by which the annotations are still to be turned, 1 for none."""
     rows: list[Tensor] = field(default_factory=list)
     shapes: list[list[tuple[int, Outline, list[float]]]] = field(default_factory=list)
     crowds: int = 0
@@ -114,17 +123,22 @@ def _files(path: Path) -> dict[str, Path]:
 
 
 def _lone_file(folder: Path) -> list[Path]:
-    """The one file of a folder that begins like COCO's."""
-    files = [file for file in sorted(folder.glob("*.json")) if _begins_like_coco(file)]
-    return files if len(files) == 1 else [file for file in files if file.name == "_annotations.coco.json"]
+    """The file that Roboflow writes, or the one file of a folder that looks like COCO's."""
+    if (folder / "_annotations.coco.json").is_file():
+        return [folder / "_annotations.coco.json"]
+    files = [file for file in sorted(folder.glob("*.json")) if _looks_like_coco(file)]
+    return files if len(files) == 1 else []
 
 
-def _begins_like_coco(file: Path) -> bool:
+def _looks_like_coco(file: Path) -> bool:
+    """Whether COCO's three lists are in the file; the whole of it is read only if one of them begins early."""
+    lists = [re.compile(rf'"{key}"\s*:\s*\['.encode()) for key in LISTS]
     with file.open("rb") as opened:
-        start = opened.read(65536)
-    return start.lstrip()[:1] == b"{" and any(
-        word in start for word in (b'"annotations"', b'"images"', b'"categories"')
-    )
+        text = opened.read(65536)
+        if text.lstrip()[:1] != b"{" or not any(key.search(text) for key in lists):
+            return False
+        text += opened.read()
+    return all(key.search(text) for key in lists)
 
 
 def _parse(file: Path) -> dict[str, Any]:
@@ -132,7 +146,7 @@ def _parse(file: Path) -> dict[str, Any]:
         document = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file} cannot be read as JSON ({error}).") from error
-    for key, needs in (("images", ("id", "file_name")), ("annotations", ()), ("categories", ("id", "name"))):
+    for key, needs in zip(LISTS, (("id", "file_name"), (), ("id", "name")), strict=True):
         entries = document.get(key) if isinstance(document, dict) else None
         if not isinstance(entries, list) or not all(_has(entry, needs) for entry in entries):
             told = f", each with {' and '.join(needs)}" if needs else ""
@@ -193,8 +207,9 @@ def _read_part(
         if not path.is_file():
             problems.append(problem("missing_image", path, f"does not exist ({len(entries)} annotations)"))
             continue
-        size = _size(image, path, problems)
-        if size is None:
+        try:
+            size, turn = _size(image, path, problems)
+        except (OSError, UnidentifiedImageError, ValueError):
             problems.append(problem("missing_image", path, f"is no image ({len(entries)} annotations)"))
             continue
         rows: list[list[float]] = []
@@ -203,7 +218,8 @@ def _read_part(
             _read_annotation(entry, path, size, number_of, rows, shapes, found, problems)
         found.paths.append(path)
         found.sizes.append(size)
-        found.rows.append(torch.tensor(rows, dtype=torch.float64).view(-1, 5))
+        found.turns.append(turn)
+        found.rows.append(_turned_boxes(torch.tensor(rows, dtype=torch.float64).view(-1, 5), turn))
         found.shapes.append(shapes)
 
 
@@ -215,27 +231,54 @@ def _image_folder(file: Path, names: list[str]) -> Path:
     return max(places, key=lambda place: sum((place / name).is_file() for name in names[:50]))
 
 
-def _size(image: dict[str, Any], path: Path, problems: list[Problem]) -> tuple[int, int] | None:
-    """(height, width) as written down, else as the file says; None for a file that is no image."""
-    try:
-        width, height = upright_size(path)
-    except (OSError, UnidentifiedImageError, ValueError):
-        return None
+def _size(image: dict[str, Any], path: Path, problems: list[Problem]) -> tuple[tuple[int, int], int]:
+    """(height, width) as written down, else as the file says; and how to turn what is annotated at that size.
+
+    A written size that is the upright one swapped tells that the annotator's tool paid no heed to the EXIF.
+    """
+    (width, height), turn = _upright_size_and_turn(path)
     written = (image.get("height", 0), image.get("width", 0))
     if not all(isinstance(v, int) and v > 0 for v in written) or math.prod(written) > LIMITS.max_pixels:
-        return height, width
+        return (height, width), 1
+    if turn in LYING and written == (width, height) != (height, width):
+        return written, turn
     if written != (height, width):
         said = f"is written down as {written[1]} x {written[0]} pixels but has {width} x {height}"
         problems.append(problem("image_size", path, said))
-    return written
+    return written, 1
 
 
 def upright_size(path: Path) -> tuple[int, int]:
     """(width, height) of an image file by its header, as it is looked at: turned if its EXIF says so."""
+    return _upright_size_and_turn(path)[0]
+
+
+def _upright_size_and_turn(path: Path) -> tuple[tuple[int, int], int]:
     with Image.open(path) as image:
         width, height = image.size
-        turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
-    return (height, width) if turned else (width, height)
+        turn = image.getexif().get(0x0112, 1)
+    return ((height, width) if turn in LYING else (width, height)), turn
+
+
+def _turned_boxes(rows: Tensor, turn: int) -> Tensor:
+    """Boxes (n, 5) of a file that lies on its side, as they are when it stands."""
+    if turn not in LYING:
+        return rows
+    across, down = LYING[turn]
+    label, y0, x0, y1, x1 = rows.unbind(1)
+    if across:
+        x0, x1 = 1 - x1, 1 - x0
+    if down:
+        y0, y1 = 1 - y1, 1 - y0
+    return torch.stack([label, x0, y0, x1, y1], 1)
+
+
+def _turned_mask(mask: np.ndarray, turn: int) -> np.ndarray:
+    """(H, W) of a file that lies on its side -> (W, H) as it is when it stands."""
+    if turn not in LYING:
+        return mask
+    across, down = LYING[turn]
+    return mask.T[:: -1 if down else 1, :: -1 if across else 1].copy()
 
 
 def _read_annotation(
@@ -297,6 +340,7 @@ class DrawnMasks:
 
     shapes: list[list[tuple[int, Outline, list[float]]]]
     sizes: list[tuple[int, int]]
+    turns: list[int]
     paths: Sequence[Path]
 
     def __len__(self) -> int:
@@ -316,7 +360,7 @@ class DrawnMasks:
             else:
                 for polygon in outline:
                     mask[_filled(polygon, height, width)] = number
-        return torch.from_numpy(mask)[None]
+        return torch.from_numpy(_turned_mask(mask, self.turns[index]))[None]
 
     def name(self, index: int) -> str:
         """The image that the mask belongs to."""
@@ -447,3 +491,52 @@ def write_coco(
 ) -> None:  # fmt: skip
     """Write the document of `coco_document` as JSON."""
     path.write_text(json.dumps(coco_document(names, sizes, predictions, classes)))
+
+
+class Detected(Protocol):
+    """The objects that were found in an image."""
+
+    @property
+    def name(self) -> str:
+        """The image's path."""
+        ...
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Its height and width; nothing (0, 0) for one that could not be read."""
+        ...
+
+    @property
+    def boxes(self) -> Sequence[Sequence[float]]:
+        """x0, y0, x1, y1 of each object in the image's pixels."""
+        ...
+
+    @property
+    def scores(self) -> Sequence[float]:
+        """How sure each of them is."""
+        ...
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """The class number of each."""
+        ...
+
+
+def write_predictions(path: Path, answers: Iterable[Detected], classes: Sequence[str]) -> None:
+    """Write what was found as a COCO document; images that could not be read are left out."""
+    answers = [answer for answer in answers if all(answer.size)]
+    found = [
+        [
+            Instance(number, to_fractions(box, answer.size), score)
+            for number, box, score in zip(answer.numbers, answer.boxes, answer.scores, strict=True)
+        ]
+        for answer in answers
+    ]
+    write_coco(path, [answer.name for answer in answers], [answer.size for answer in answers], found, classes)
+
+
+def to_fractions(box: Sequence[float], size: tuple[int, int]) -> tuple[float, float, float, float]:
+    """x0, y0, x1, y1 in pixels -> in fractions of an image of that (height, width)."""
+    height, width = size
+    x0, y0, x1, y1 = box
+    return x0 / width, y0 / height, x1 / width, y1 / height

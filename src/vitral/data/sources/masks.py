@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitral.data.images import SUFFIXES, AtLeast, ImageMode
-from vitral.data.sources.base import Data, ImageFiles, Problem, problem, problem_notes
+from vitral.data.sources.base import Data, ImageFiles, Problem, problem, problem_notes, read_text
 from vitral.data.sources.coco import upright_size
 from vitral.data.sources.folder import PARTS, list_images
 from vitral.data.targets import IGNORE, Masks
@@ -217,10 +217,10 @@ def _code(path: Path, seen: list[_Seen], notes: list[str]) -> tuple[_Code, list[
     if len(values) >= IGNORE or (names is not None and len(names) < len(values)):
         most = f"{len(names)} classes" if names is not None else "at most 254 classes"
         raise DataError(f"{path}: the masks have {len(values):,} colours for {most}; give each class one colour.")
-    names = names or [str(i) for i in range(len(values))]
-    told = ", ".join(f"#{v:06x} = {name}" for v, name in zip(values[:8], names, strict=False))
-    notes.append(f"each colour of the masks is a class: {told}{', ...' if len(values) > 8 else ''}")
-    return _Code(np.array(values), np.arange(len(values))), names
+    colours = [f"#{v:06x}" for v in values]  # as names they tell apart data sets of other colours
+    told = [f"{v} = {name}" for v, name in zip(colours, names, strict=False)] if names else colours
+    notes.append(f"each colour of the masks is a class: {', '.join(told[:8])}{', ...' if len(values) > 8 else ''}")
+    return _Code(np.array(values), np.arange(len(values))), names or colours
 
 
 def _number_code(values: list[int], names: list[str] | None, notes: list[str]) -> tuple[_Code, list[str]]:
@@ -243,7 +243,7 @@ def _names(path: Path) -> list[str] | None:
     """Names from `classes.txt`, one a line, or `classes.json`, a list or a table from number to name or back."""
     text, document = path / "classes.txt", path / "classes.json"
     if text.is_file():
-        return [line.strip() for line in text.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+        return [line.strip() for line in read_text(text).splitlines() if line.strip()]
     if not document.is_file():
         return None
     try:

@@ -190,9 +190,9 @@ def make_rotated_digits(train: int = 12, test: int = 2, seed: int = 0) -> Data:
     noise = Noise(seed, torch.arange(len(index)))
     angles = noise.between("angle", -TURN, TURN)
     shifts = torch.stack([noise.between(s, -SHIFT, SHIFT) for s in ("shift x", "shift y")], 1)
-    large = _soft_and_large(digits.images.pixels)  # type: ignore[union-attr]
+    large = soften(digits.images.pixels)  # type: ignore[union-attr]
     parts = zip(index.split(512), angles.split(512), shifts.split(512), strict=True)
-    pixels = torch.cat([_turn(large[at], angle, shift) for at, angle, shift in parts])
+    pixels = torch.cat([turn_digits(large[at], angle, shift) for at, angle, shift in parts])
     starts = [0, *np.cumsum([len(v) for v in members.values()]).tolist()]
     return Data(
         name="digits-rotated",
@@ -208,7 +208,7 @@ def make_rotated_digits(train: int = 12, test: int = 2, seed: int = 0) -> Data:
     )
 
 
-def _soft_and_large(small: Tensor) -> Tensor:
+def soften(small: Tensor) -> Tensor:
     """(N, 1, 8, 8) uint8 -> (N, 1, S, S) floats 0..255, with the margin, smooth."""
     x = F.pad(small.float(), (MARGIN,) * 4)
     x = F.interpolate(x, scale_factor=FINE, mode="bicubic", align_corners=False)
@@ -219,7 +219,7 @@ def _soft_and_large(small: Tensor) -> Tensor:
     return F.conv2d(x, bell.view(1, 1, -1, 1), padding=(reach, 0))
 
 
-def _turn(x: Tensor, angles: Tensor, shifts: Tensor) -> Tensor:
+def turn_digits(x: Tensor, angles: Tensor, shifts: Tensor) -> Tensor:
     """Turn (B, 1, S, S) counter-clockwise by degrees, shift it by pixels of the small picture, make it small, round."""
     cos, sin = angles.deg2rad().cos(), angles.deg2rad().sin()
     turn = torch.stack([torch.stack([cos, -sin], 1), torch.stack([sin, cos], 1)], 1)  # output to input, y points down

@@ -4,6 +4,7 @@ import csv
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 
 import torch
@@ -14,6 +15,8 @@ from vitral.errors import DataError
 
 IMAGE_COLUMNS = ("image", "path", "file", "filename", "file_name", "image_path")
 LABEL_COLUMNS = ("label", "class", "target", "category")
+LABELS_COLUMNS = ("labels", "tags")
+"""A comma in their cells always stands between two labels."""
 SPLIT_COLUMNS = ("split", "part", "set")
 SPLIT_NAMES = {"valid": "val", "validation": "val", "training": "train", "testing": "test"}
 SWITCH = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, "false": 0.0, "true": 1.0}
@@ -30,28 +33,33 @@ def load_table(
     columns = _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
     image = _column(path, columns, image_column, IMAGE_COLUMNS, "image", "--image-column")
     asked = [label_column] if not label_column or label_column in columns else label_column.split(",")
+    usual = (*LABEL_COLUMNS, *LABELS_COLUMNS)
     labels = [
-        _column(path, columns, name.strip() if name else None, LABEL_COLUMNS, "label", "--label-column")
-        for name in asked
+        _column(path, columns, name.strip() if name else None, usual, "label", "--label-column") for name in asked
     ]
     split = next((name for name in SPLIT_COLUMNS if name in columns), None)
     paths = [path.parent / value for value in columns[image]]
-    missing = [str(p) for p in paths if not p.is_file()]
-    if missing:
-        raise DataError(f"{path} names {len(missing)} images that do not exist, the first: {missing[0]}.")
-    read = _read_targets(path, {name: columns[name] for name in labels}, task)
-    problems = [problem("bad_target", paths[row], error) for row, error in read.bad.items()]
+    parts = [SPLIT_NAMES.get(v.lower(), v.lower()) for v in columns[split]] if split else ["train"] * len(paths)
+    given = set(parts)
+    if "train" not in given or not given <= {"train", "val", "test"}:
+        raise DataError(f"{path}: column {split} must hold train, val and test, got {', '.join(sorted(given))}.")
+    there = [p.is_file() for p in paths]
+    missing = [
+        problem("missing_image", p, "does not exist") for p, is_it in zip(paths, there, strict=True) if not is_it
+    ]
+    if not any(there):
+        raise DataError(f"{path} names {len(paths)} images, none of which exists; the first: {paths[0]}.")
+    paths, parts = list(compress(paths, there)), list(compress(parts, there))
+    read = _read_targets(path, {name: list(compress(columns[name], there)) for name in labels}, task)
+    bad = [problem("bad_target", paths[row], error) for row, error in read.bad.items()]
     good = [row for row in range(len(paths)) if row not in read.bad]
     if not good:
-        raise DataError(f"{path} has no row with a usable target; the first: {problems[0]['error']}.")
-    parts = [SPLIT_NAMES.get(v.lower(), v.lower()) for v in columns[split]] if split else ["train"] * len(paths)
-    unknown = sorted(set(parts) - {"train", "val", "test"})
-    if unknown or "train" not in parts:
-        raise DataError(f"{path}: column {split} must hold train, val and test, got {', '.join(sorted(set(parts)))}.")
+        raise DataError(f"{path} has no row with a usable target; the first: {bad[0]['error']}.")
+    problems = [*missing, *bad]
     splits = {
         part: torch.tensor([i for i, row in enumerate(good) if parts[row] == part], dtype=torch.long)
         for part in ("train", "val", "test")
-        if part in parts
+        if part in given
     }
     return Data(
         name=path.stem,
@@ -92,7 +100,7 @@ def _read_targets(path: Path, cells: dict[str, list[str]], task: str | None) -> 
             return _read_switches(cells)
         raise DataError(f"{path}: columns {named} must hold 0 and 1, or numbers, to be used together.")
     values = next(iter(cells.values()))
-    separator = _separator(values)
+    separator = _separator(values, comma_separates=named in LABELS_COLUMNS)
     if task == "multilabel" or (task is None and separator):
         return _read_lists(path, named, values, separator)
     classes = sorted_classes(values)
@@ -149,11 +157,11 @@ def _read_switches(cells: dict[str, list[str]]) -> _Read:
     return _Read("labels", targets, list(cells), bad)
 
 
-def _separator(values: list[str]) -> str | None:
+def _separator(values: list[str], comma_separates: bool) -> str | None:
     """What separates the labels of a cell: ; or |, "[" for lists in brackets, or a comma that is no part of a name.
 
-    A comma separates if that leaves no more different labels than there are different cells: "cat,dog" beside "dog",
-    and not "tench, Tinca tinca" beside "kite, bird of prey".
+    If it is not known to, a comma separates where that leaves no more different labels than there are different cells:
+    "cat,dog" beside "dog", and not "tench, Tinca tinca" beside "kite, bird of prey".
     """
     filled = {v.strip() for v in values if v.strip()}
     if filled and all(v.startswith("[") and v.endswith("]") for v in filled):
@@ -161,9 +169,8 @@ def _separator(values: list[str]) -> str | None:
     for mark in ";|":
         if any(mark in v for v in filled):
             return mark
-    if any("," in v for v in filled) and len({w for v in filled for w in _words(v, ",")}) <= len(filled):
-        return ","
-    return None
+    few = comma_separates or len({w for v in filled for w in _words(v, ",")}) <= len(filled)
+    return "," if few and any("," in v for v in filled) else None
 
 
 def _words(cell: str, separator: str | None) -> list[str]:

@@ -4,15 +4,17 @@ A line is `class cx cy w h` in fractions of the image. `data.yaml` names the cla
 """
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from vitral.data.sources.base import Data, ImageFiles, Problem, problem, problem_notes
+from vitral.data.sources.base import Data, ImageFiles, Problem, problem, problem_notes, read_text
+from vitral.data.sources.coco import Detected, to_fractions
 from vitral.data.sources.folder import list_images
 from vitral.data.sources.masks import paired_folders
-from vitral.data.targets import Boxes, usable_box
+from vitral.data.targets import Boxes, box_xyxy_to_cxcywh, usable_box
 from vitral.errors import DataError
 
 LABELS = ("labels",)
@@ -119,7 +121,7 @@ def _names(path: Path) -> list[str] | None:
     file = next((f for f in files if f.is_file()), None)
     if file is None:
         return None
-    text = file.read_text(encoding="utf-8-sig")
+    text = read_text(file)
     try:
         import yaml
     except ImportError:
@@ -173,3 +175,22 @@ def simple_names(text: str) -> list[str] | dict[str, str] | None:
 def _unquoted(word: str) -> str:
     word = word.strip()
     return word[1:-1] if len(word) > 1 and word[0] == word[-1] and word[0] in "'\"" else word
+
+
+def write_yolo(folder: Path, answers: Iterable[Detected]) -> None:
+    """Write a text file for each image, named like it; images that could not be read have none."""
+    texts: dict[str, str] = {}
+    for answer in answers:
+        if not all(answer.size):
+            continue
+        stem = Path(answer.name).stem
+        if stem in texts:
+            raise DataError(
+                f"two images are called {stem}, but each needs a {stem}.txt of its own; write COCO instead."
+            )
+        boxes = torch.tensor([to_fractions(box, answer.size) for box in answer.boxes], dtype=torch.float64).view(-1, 4)
+        lines = zip(answer.numbers, box_xyxy_to_cxcywh(boxes).tolist(), strict=True)
+        texts[stem] = "".join(f"{number} {' '.join(f'{v:.6f}' for v in box)}\n" for number, box in lines)
+    folder.mkdir(parents=True, exist_ok=True)
+    for stem, text in texts.items():
+        (folder / f"{stem}.txt").write_text(text)
