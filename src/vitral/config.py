@@ -727,3 +727,88 @@ class DetectorConfig(Options):
     def image(self) -> tuple[int, int]:
         """Height and width of the default image: the ViT's, or of one in DETR's size (short side 800)."""
         return self.vit.image if self.vit else (800, 1056)
+
+
+TextPositions = Literal["learned", "sincos1d"]
+TextPool = Literal["cls", "mean", "tokens"]
+TextActivation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig(Options):
+    """A Transformer over tokens: an encoder, a decoder, or the whole of a language model."""
+
+    vocab_size: int = 256
+    """V, tokens of the vocabulary."""
+    max_length: int = 256
+    """The longest sequence, in tokens; a longer one is refused."""
+    embed_dim: int = 256
+    """D, width of every token."""
+    depth: int = 4
+    """L, number of blocks."""
+    num_heads: int = 4
+    """h, attention heads; must divide D."""
+    mlp_width: int = 1024
+    """Width of the MLP's first layer."""
+    act: TextActivation = "relu"
+    """Activation of the MLP."""
+    block: BlockKind = "pre"
+    """LayerNorm before each sub-layer and once at the end, or after each residual sum (the first Transformer)."""
+    norm_eps: float = 1e-5
+    """Epsilon of every LayerNorm."""
+    positions: TextPositions = "sincos1d"
+    """Where a token is: a fixed sinusoid, or a learned table."""
+    scale_embedding: bool = True
+    """Token embeddings times the square root of D, so that positions do not drown them."""
+    norm_embedding: bool = False
+    """LayerNorm on the sum of embedding and position (BART)."""
+    tied_output: bool = True
+    """A decoder's output layer is its table of embeddings, instead of a matrix of its own."""
+    output_bias: bool = False
+    """A bias on a decoder's logits (Marian)."""
+    pool: TextPool = "cls"
+    """What an encoder's head reads: the first token, which the tokenizer makes [CLS]; the mean of all; or each token,
+    which then has a label of its own."""
+    num_classes: int = 0
+    """Outputs of an encoder's head; 0 leaves the head out."""
+    drop_rate: float = 0.0
+    """Dropout on embeddings, after each attention projection and in the MLP."""
+    attn_drop_rate: float = 0.0
+    """Dropout on the attention weights."""
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_numbers(["vocab_size", "max_length", "embed_dim", "depth", "num_heads", "mlp_width"], 1, whole=True)
+        self._check_numbers(["num_classes"], 0, whole=True)
+        self._check_numbers(["norm_eps"], 0)
+        self._check_numbers(["drop_rate", "attn_drop_rate"], 0, 1)
+        if self.embed_dim % self.num_heads:
+            raise ConfigError(f"num_heads must divide embed_dim ({self.embed_dim}), got {self.num_heads}.")
+        if self.positions == "sincos1d" and self.embed_dim % 2:
+            raise ConfigError(f"positions sincos1d need an even embed_dim, got {self.embed_dim}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seq2SeqConfig(Options):
+    """An encoder, of an image or of text, and a decoder that writes text while it looks at what was encoded."""
+
+    vit: ViTConfig | None = None
+    """Encoder of images: a ViT without a head (num_classes=0)."""
+    encoder: TextConfig | None = None
+    """Encoder of text, with a vocabulary of its own. Exactly one of the two is given."""
+    decoder: TextConfig = TextConfig()
+    """The decoder; where its width is another than the encoder's, a linear layer leads from one to the other."""
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        if (self.vit is None) == (self.encoder is None):
+            raise ConfigError(
+                f"a seq2seq model needs one encoder, vit or encoder, got {'neither' if self.vit is None else 'both'}."
+            )
+        for part in ("vit", "encoder", "decoder"):
+            options = getattr(self, part)
+            if options is not None and options.num_classes:
+                raise ConfigError(
+                    f"the {part} of a seq2seq model has no head for classes: set its num_classes to 0, "
+                    f"got {options.num_classes}."
+                )

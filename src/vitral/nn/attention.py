@@ -1,16 +1,39 @@
 """Multi-head attention, MSA: of tokens to each other, and to others.
 
 B batch, N tokens, D width, h heads, d = D / h. A mask is boolean, True where a query may look at a key, and broadcasts
-to (B, h, N_q, N_k): `key_mask` makes one that hides padding.
+to (B, h, N_q, N_k): `key_mask` makes one that hides padding, `causal_mask` one that hides padding and what comes later.
 """
 
+from collections.abc import Callable
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+KeysValues = tuple[Tensor, Tensor]
+Project = Callable[[Tensor, Tensor], KeysValues]
 
 
 def key_mask(visible: Tensor | None) -> Tensor | None:
     """Visible tokens (B, N) -> a mask (B, 1, 1, N) under which no query looks at a hidden key; None hides nothing."""
     return None if visible is None else visible[:, None, None, :]
+
+
+def causal_mask(tokens: int, past: int, visible: Tensor | None, device: torch.device | None = None) -> Tensor | None:
+    """The mask (B or 1, 1, N, past + N) of N new tokens after `past` others: each looks at itself and to its left.
+
+    `visible` (B, past + N) hides padding as well, though never a token from itself, so that no row is empty. None where
+    nothing is hidden: for one token, the newest, among visible ones.
+    """
+    if visible is None and tokens == 1:
+        return None
+    device = device if visible is None else visible.device
+    steps = torch.arange(past + tokens, device=device)
+    left = steps <= steps[past:, None]  # (N, past + N)
+    if visible is None:
+        return left[None, None]
+    itself = steps == steps[past:, None]
+    return ((left & visible[:, None]) | itself)[:, None]
 
 
 def softmax_rows(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
@@ -85,12 +108,24 @@ class CrossAttention(nn.Module):
         self.attn_drop = attn_drop
         self.proj_drop = nn.Dropout(proj_drop)
 
-    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, N_q, D), (B, N_k, D), (B, N_k, D) -> (B, N_q, D)."""
-        q, k, v = self._heads(self.q(queries)), self._heads(self.k(keys)), self._heads(self.v(values))
+    def forward(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None = None,
+        cache: "GrowingKeys | FixedKeys | None" = None,
+    ) -> Tensor:
+        """(B, N_q, D), (B, N_k, D), (B, N_k, D) -> (B, N_q, D); with a cache the keys and values it holds count too."""
+        q = self._heads(self.q(queries))
+        k, v = self.project(keys, values) if cache is None else cache.get(self.project, keys, values)
         dropout = self.attn_drop if self.training else 0.0
         heads = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)  # (B, h, N_q, d)
         return self.proj_drop(self.proj(heads.transpose(1, 2).flatten(2)))
+
+    def project(self, keys: Tensor, values: Tensor) -> KeysValues:
+        """K and V: (B, N_k, D), (B, N_k, D) -> (B, h, N_k, d) each."""
+        return self._heads(self.k(keys)), self._heads(self.v(values))
 
     def rows(self, queries: Tensor, keys: Tensor, mask: Tensor | None = None) -> Tensor:
         """Exact softmax rows: (B, N_q, D), (B, N_k, D) -> (B, h, N_q, N_k)."""
@@ -99,3 +134,68 @@ class CrossAttention(nn.Module):
     def _heads(self, x: Tensor) -> Tensor:
         """(B, N, D) -> (B, h, N, d)."""
         return x.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+
+
+# ---- what a decoder that writes token by token need not compute twice ----
+
+
+class GrowingKeys:
+    """The keys and values of every token so far; each call adds those of the new ones. For inference alone.
+
+    They lie in a buffer with room for more, so that a step writes one column instead of copying all; and in turn in two
+    of them where beams change places at every step, for new memory costs more than the copy.
+    """
+
+    ROOM = 64
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._buffers: KeysValues | None = None
+        self._spare: KeysValues | None = None
+
+    def get(self, project: Project, keys: Tensor, values: Tensor) -> KeysValues:
+        """Project the new tokens (B, n, D), and return all: (B, h, length, d) each."""
+        new = project(keys, values)
+        end = self.length + new[0].shape[2]
+        buffers = self._buffers or (new[0][:, :, :0], new[1][:, :, :0])
+        if end > buffers[0].shape[2]:
+            buffers = (self._larger(buffers[0], end), self._larger(buffers[1], end))
+        for buffer, part in zip(buffers, new, strict=True):
+            buffer[:, :, self.length : end] = part
+        self._buffers, self.length = buffers, end
+        return buffers[0][:, :, :end], buffers[1][:, :, :end]
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these rows of the batch, in this order; a row may come twice."""
+        if self._buffers is None:
+            return
+        shape = (len(rows), *self._buffers[0].shape[1:])
+        if self._spare is None or self._spare[0].shape != shape:
+            self._spare = (self._buffers[0].new_empty(shape), self._buffers[1].new_empty(shape))
+        for old, new in zip(self._buffers, self._spare, strict=True):
+            torch.index_select(old, 0, rows, out=new)
+        self._buffers, self._spare = self._spare, self._buffers
+
+    def _larger(self, buffer: Tensor, end: int) -> Tensor:
+        B, h, _, d = buffer.shape
+        larger = buffer.new_empty(B, h, -(-end // self.ROOM) * self.ROOM, d)
+        larger[:, :, : self.length] = buffer[:, :, : self.length]
+        return larger
+
+
+class FixedKeys:
+    """The keys and values of a memory that stays the same: projected by the first call alone."""
+
+    def __init__(self) -> None:
+        self._made: KeysValues | None = None
+
+    def get(self, project: Project, keys: Tensor, values: Tensor) -> KeysValues:
+        """Return (B, h, M, d) each."""
+        if self._made is None:
+            self._made = project(keys, values)
+        return self._made
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these rows of the batch."""
+        if self._made is not None:
+            self._made = (self._made[0].index_select(0, rows), self._made[1].index_select(0, rows))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from vitral.nn.attention import Attention, CrossAttention
+from vitral.nn.attention import Attention, CrossAttention, FixedKeys, GrowingKeys
 from vitral.nn.mlp import MLP
 from vitral.nn.regularize import LayerScale, StochasticDepth
 
@@ -81,10 +81,19 @@ def add_positions(z: Tensor, p: Tensor | None) -> Tensor:
     return z if p is None else z + p
 
 
+class BlockCache:
+    """What a block that writes token by token remembers: keys and values of its tokens, and those of the memory."""
+
+    def __init__(self) -> None:
+        self.own = GrowingKeys()
+        self.memory = FixedKeys()
+
+
 class PositionedBlock(nn.Module):
     """An encoder block that is told the positions anew: they are added to queries and keys, never to values.
 
-    z' = z <- MSA(z + p, z + p, z); z = z' <- MLP(z'), where <- is the residual sum, norm first or norm last.
+    z' = z <- MSA(z + p, z + p, z); z = z' <- MLP(z'), where <- is the residual sum, norm first or norm last. Under a
+    causal mask, and with a cache, it is the block of a language model.
     """
 
     def __init__(self, dim: int, attn: CrossAttention, mlp: MLP, eps: float, residual: Residual) -> None:
@@ -95,12 +104,18 @@ class PositionedBlock(nn.Module):
         self.norm2 = nn.LayerNorm(dim, eps=eps)
         self.mlp = mlp
 
-    def forward(self, z: Tensor, mask: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
-        """(B, N, D) -> (B, N, D)."""
+    def forward(
+        self,
+        z: Tensor,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        cache: BlockCache | None = None,
+    ) -> Tensor:
+        """(B, N, D) -> (B, N, D); with a cache, z are the new tokens, and the mask is for all."""
 
         def look(x: Tensor) -> Tensor:
             placed = add_positions(x, positions)
-            return self.attn(placed, placed, x, mask)
+            return self.attn(placed, placed, x, mask, cache and cache.own)
 
         z = self.residual(self.norm1, look, z)
         return self.residual(self.norm2, self.mlp, z)
@@ -110,7 +125,8 @@ class DecoderBlock(nn.Module):
     """Tokens z look at each other, then at a memory m (an encoded image, say), and pass an MLP.
 
     z' = z <- MSA(z + p, z + p, z); z'' = z' <- MSA(z' + p, m + p_m, m); z = z'' <- MLP(z''), where <- is the residual
-    sum, norm first or norm last. The positions p and p_m may be left out.
+    sum, norm first or norm last. The positions p and p_m may be left out. Neighbouring rows of z may share a row
+    of the memory, as the beams of one input do.
     """
 
     def __init__(
@@ -133,17 +149,41 @@ class DecoderBlock(nn.Module):
         memory_mask: Tensor | None = None,
         positions: Tensor | None = None,
         memory_positions: Tensor | None = None,
+        cache: BlockCache | None = None,
     ) -> Tensor:
-        """z (B, N, D), memory (B, M, D) -> (B, N, D). Masks broadcast to (B, h, N, N) and (B, h, N, M)."""
+        """z (B, N, D), memory (B, M, D) -> (B, N, D). Masks broadcast to (B, h, N, N) and (B, h, N, M).
+
+        With a cache, z are the new tokens, and the mask is one among all, (B, h, N, past + N).
+        """
         placed_memory = add_positions(memory, memory_positions)
 
         def look(x: Tensor) -> Tensor:
             placed = add_positions(x, positions)
-            return self.attn(placed, placed, x, mask)
+            return self.attn(placed, placed, x, mask, cache and cache.own)
 
         def look_at_memory(x: Tensor) -> Tensor:
-            return self.cross_attn(add_positions(x, positions), placed_memory, memory, memory_mask)
+            queries = add_positions(x, positions)
+            queries = queries.reshape(len(memory), -1, queries.shape[2])  # the beams of an input: so many queries more
+            seen = self.cross_attn(queries, placed_memory, memory, memory_mask, cache and cache.memory)
+            return seen.reshape(x.shape)
 
         z = self.residual(self.norm1, look, z)
         z = self.residual(self.norm2, look_at_memory, z)
         return self.residual(self.norm3, self.mlp, z)
+
+    def attention_rows(
+        self, z: Tensor, memory: Tensor, mask: Tensor | None = None, memory_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Exact softmax rows for input z without positions: of its tokens (B, h, N, N) and of memory (B, h, N, M)."""
+        rows = []
+
+        def look(x: Tensor) -> Tensor:
+            rows.append(self.attn.rows(x, x, mask))
+            return self.attn(x, x, x, mask)
+
+        def look_at_memory(x: Tensor) -> Tensor:
+            rows.append(self.cross_attn.rows(x, memory, memory_mask))
+            return x
+
+        self.residual(self.norm2, look_at_memory, self.residual(self.norm1, look, z))
+        return rows[0], rows[1]
