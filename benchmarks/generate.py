@@ -3,8 +3,8 @@
     python benchmarks/generate.py [--seconds 20] [--length 128] [--batch 16] [--width 256] [--layers 4]
 
 Both models have the same weights and must write the same; EOS never comes, so each call writes batch x length tokens.
-Prints tokens per second, and ratios with their standard errors; writes benchmarks/results/generate.json. About 5
-minutes on 2 cores.
+Prints tokens per second, and ratios with their standard errors; writes benchmarks/results/generate.json. It takes long;
+`--beams 1` leaves out the slowest rows.
 """
 
 import argparse

@@ -317,7 +317,7 @@ class TestCommandLine:
         assert (train["epochs"], train["lr"], train["optimizer"]) == (1, 0.004, "muon")
         assert (train["augment"]["mixup"], train["augment"]["rotate"]) == (0.0, 10)
         (tmp_path / "bad.toml").write_text("epoch = 1")
-        assert main([*args[:4], "x", "--config", str(tmp_path / "bad.toml")]) == 2
+        assert main([*args[:4], "--config", str(tmp_path / "bad.toml")]) == 2
         assert "unknown option 'epoch'; did you mean epochs" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
