@@ -8,6 +8,7 @@ medians. Writes benchmarks/results/attention_memory.json.
 """
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -53,7 +54,9 @@ with torch.inference_mode():
 def peaks(who: str) -> tuple[int, int]:
     """Bytes that a plain forward adds to the process at its peak, and then one that gives the rows too."""
     code = CHILD.replace("{here!r}", repr(str(Path(__file__).parent)))
-    done = subprocess.run([sys.executable, "-c", code, who], capture_output=True, text=True, check=True)
+    # Freed tensors go back to the system at once, so that what is measured is what is in use, not what the heap keeps.
+    exact = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}
+    done = subprocess.run([sys.executable, "-c", code, who], capture_output=True, text=True, check=True, env=exact)
     plain, rows = json.loads(done.stdout.splitlines()[-1])
     return plain, rows
 
