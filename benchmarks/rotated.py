@@ -20,7 +20,7 @@ from vitral.config import Preprocess, TrainConfig
 from vitral.data.loader import TrainLoader
 from vitral.data.noise import Noise
 from vitral.data.sources.base import Data
-from vitral.data.sources.digits import load_digits
+from vitral.data.sources.digits import digit_pixels, load_digits
 from vitral.data.sources.scenes_digits import make_rotated_digits, soften, turn_digits
 from vitral.data.transforms import normalize
 from vitral.models.cost import model_cost
@@ -86,7 +86,7 @@ def control(model: nn.Module, task: Any, p: Preprocess) -> list[float]:
     written as a sum of both angles by least squares. Who reads the lattice or the frame does not see the first.
     """
     digits = load_digits()
-    small = digits.images.pixels[digits.splits["test"]]  # type: ignore[union-attr]
+    small = digit_pixels(digits)[digits.splits["test"]]
     noise = Noise(1, torch.arange(len(small)))
     with_lattice, base = noise.between("with", -30, 30), noise.between("base", -25, 25)
     cos, sin = base.deg2rad().cos(), base.deg2rad().sin()

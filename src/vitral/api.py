@@ -14,17 +14,14 @@ from vitral.tasks.open import infer_task
 from vitral.training.session import Run, train_model
 from vitral.weights.rundir import is_run, read_run_config
 
-SEVERAL = ("digits-scenes",)
-"""Data sets that have a recipe for each task."""
-
 
 def resolve_config(data: Data, given: Mapping[str, Any], task: str | None = None) -> TrainConfig:
-    """Defaults, under the recipe of the data if it has one (for the task, if it has several), under the options given.
+    """Defaults, under the recipe of the data, if they have one for the task or for all, under the options given.
 
     Groups of options, such as `augment`, are put over the recipe's one by one.
     """
-    name = f"{data.recipe}-{task or infer_task(data)}" if data.recipe in SEVERAL else data.recipe
-    recipe = read_recipe(name) if name and name in list_recipes() else {}
+    names = [f"{data.recipe}-{task or infer_task(data)}", data.recipe] if data.recipe else []
+    recipe = next((read_recipe(name) for name in names if name in list_recipes()), {})
     groups = {
         key: recipe[key] | dict(given[key])
         for key in recipe

@@ -214,3 +214,13 @@ def test_a_table_is_evaluated_by_its_columns(tmp_path, capsys):
         == 0
     )
     assert set(json.loads(capsys.readouterr().out.rpartition("config.json")[2])["by_target"]) == {"age", "weight"}
+
+
+def test_each_task_of_the_scenes_has_its_recipe_and_the_task_must_be_said():
+    from vitral.api import resolve_config
+
+    data = make_digit_scenes(train=4, test=2)
+    assert resolve_config(data, {}, "segment").segment.class_weights == "balanced"
+    assert resolve_config(data, {}, "detect").segment.class_weights == "none"
+    with pytest.raises(vitral.VitralError, match="say which to learn"):
+        resolve_config(data, {})

@@ -10,7 +10,6 @@ from vitral.data.targets import IGNORE, View
 from vitral.errors import ConfigError, InputError
 from vitral.inference.predictor import Predictor
 from vitral.models.zoo import create_model
-from vitral.tasks.base import Frame
 from vitral.tasks.open import make_task
 from vitral.tasks.segment import Segment, confusion, dice_loss, slide, to_image
 
@@ -178,4 +177,3 @@ def test_images_cannot_be_mixed_and_must_have_masks(tmp_path):
 def test_frames_without_an_answer_say_why():
     answer = Segment.answer("x.png", "it is broken")
     assert answer.to_dict() == {"image": "x.png", "error": "it is broken"}
-    assert Frame("x", (1, 1), View.whole()).name == "x"

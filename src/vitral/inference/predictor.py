@@ -41,12 +41,11 @@ class Predictor:
     def __init__(
         self, source: str | Path | AnyModel, *, batch_size: int = 32, device: str = "cpu", slide: bool = False
     ) -> None:
-        if isinstance(source, nn.Module):
-            self.model: AnyModel = source.eval()
+        self.model: AnyModel = source.eval() if isinstance(source, nn.Module) else load_model(source)
+        if not isinstance(source, nn.Module) and is_run(Path(source)):
+            self.task = load_task(read_run_config(Path(source)).document)
         else:
-            self.model = load_model(source)
-        run = not isinstance(source, nn.Module) and is_run(Path(source))
-        self.task = load_task(read_run_config(Path(source)).document) if run else _task_of(self.model)  # type: ignore[arg-type]
+            self.task = _task_of(self.model)
         if slide and not isinstance(self.model, Segmenter):
             raise InputError("slide is for segmentation: other tasks see an image as a whole.")
         self.model.to(device)

@@ -44,7 +44,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Answer(ABC):
     """The answer for one image, or why there is none."""
 
     name: str
@@ -57,21 +57,21 @@ class Answer:
         """As plain values."""
         return {"image": self.name, "error": self.error} if self.error else {"image": self.name, **self.content()}
 
+    @abstractmethod
     def content(self) -> dict[str, Any]:
         """The answer itself as plain values."""
-        raise NotImplementedError
 
+    @abstractmethod
     def text(self) -> str:
         """The answer in a line."""
-        raise NotImplementedError
 
+    @abstractmethod
     def rows(self) -> list[list[str]]:
         """The answer as rows of a table, under `columns`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def draw(self, image: Image.Image) -> Image.Image:
         """The image with the answer on it."""
-        raise NotImplementedError
 
     def pictures(self, image: Image.Image) -> dict[str, Image.Image]:
         """What to keep of the answer as pictures, by the ends of their names."""
@@ -95,7 +95,7 @@ class Task(ABC):
 
     labels: list[str]
     """Names of classes, or of numbers."""
-    notes: list[str] = []  # noqa: RUF012
+    notes: Sequence[str] = ()
     """What was decided on the way, to be said to the user."""
 
     @classmethod

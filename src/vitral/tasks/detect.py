@@ -86,7 +86,7 @@ class Detect(Task):
 
     def __init__(self, labels: list[str], options: DetectOptions, num_queries: int = 1, threshold: float = 0.5) -> None:
         self.labels, self.options, self.num_queries, self.threshold = labels, options, num_queries, threshold
-        self.notes: list[str] = []
+        self.notes = []
 
     @classmethod
     def from_data(cls, data: Data, config: TrainConfig) -> Self:

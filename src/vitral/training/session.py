@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vitral import __version__
-from vitral.config import Preprocess, ResNetConfig, ResNetKind, TrainConfig
+from vitral.config import Preprocess, ResNetConfig, ResNetKind, TrainConfig, pair
 from vitral.data.loader import TrainLoader, eval_batches
 from vitral.data.sources.base import Data
 from vitral.data.transforms import normalize
@@ -70,7 +70,7 @@ def train_model(
             out / "metrics.jsonl" if who.first else None, quiet, checkpoint.step if checkpoint else 0, made.headline
         )
         with log, _signals() as stop:
-            size = "x".join(map(str, preprocess.img_size))  # type: ignore[arg-type]
+            size = "x".join(map(str, pair(preprocess.img_size)))
             params = sum(p.numel() for p in model.parameters())
             built = f"{config.model} to {made.name}: {params:,} parameters, images of {size}"
             for note in [data.describe(), *data.notes, *made.notes, built, *filter(None, [notice]), *notes]:

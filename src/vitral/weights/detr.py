@@ -20,13 +20,11 @@ from vitral.models.init import blank
 from vitral.weights.adapt import adapt_channels
 from vitral.weights.files import WeightFile
 from vitral.weights.huggingface import read_documents
-from vitral.weights.layout import Known, Op, Plan, Rule, rule
+from vitral.weights.layout import Known, Op, Pattern, Plan, Rule, rule, translate
 from vitral.weights.load import checked, refuse_gaps, refuse_shapes
 from vitral.weights.report import LoadReport
 
 Size = int | tuple[int, int]
-Pattern = tuple[str, str | Callable[[re.Match[str]], str]]
-
 SPLIT_QKV = Op("in_proj split", lambda ts: ts[0].chunk(3), lambda ts, heads: [torch.cat(list(ts))])
 HEADS = 8
 """Of every published DETR."""
@@ -188,13 +186,6 @@ def read_names(file: WeightFile) -> tuple[Plan, str]:
         twice = next(name for name in taken if taken.count(name) > 1)
         raise CheckpointError(f"{file.path} holds {twice} under two names; it is not clear which to take.")
     return Plan(file.tensors, steps, dropped, unexpected), f"{about}, told by its tensor names"
-
-
-def translate(name: str, table: Sequence[Pattern]) -> str:
-    """A name of a file in our words."""
-    for pattern, text in table:
-        name = re.sub(pattern, text, name)
-    return name
 
 
 # ---- the model ----

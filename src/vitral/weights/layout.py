@@ -233,3 +233,15 @@ def make_plan(layout: Layout, names: Names) -> Plan:
 
 def _why_dropped(layout: Layout, name: str) -> str:
     return next((why for pattern, why in layout.drop.items() if re.fullmatch(pattern, name)), "")
+
+
+# ---- names by patterns, for files whose tensors need no more than other names ----
+
+Pattern = tuple[str, str | Callable[[re.Match[str]], str]]
+
+
+def translate(name: str, table: Sequence[Pattern]) -> str:
+    """A name of a file in our words."""
+    for pattern, text in table:
+        name = re.sub(pattern, text, name)
+    return name

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitral.config import Seq2SeqConfig
-from vitral.weights.detr import Pattern, translate
+from vitral.weights.layout import Pattern, translate
 
 VIT: list[Pattern] = [
     (r"^encoder\.embeddings\.cls_token", "encoder.cls_token"),

@@ -8,6 +8,7 @@ from importlib.resources import files
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vitral.data.sources.base import Data, ImageArray
 
@@ -32,3 +33,9 @@ def load_digits() -> Data:
         recipe="digits",
         licence="CC BY 4.0 (UCI, Alpaydin and Kaynak, 1998)",
     )
+
+
+def digit_pixels(digits: Data) -> Tensor:
+    """All of them at once, uint8 (N, 1, 8, 8)."""
+    assert isinstance(digits.images, ImageArray)
+    return digits.images.pixels

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitral.data.noise import Noise
 from vitral.data.sources.base import ImageArray, stratified_split
-from vitral.data.sources.digits import load_digits
+from vitral.data.sources.digits import digit_pixels, load_digits
 from vitral.errors import DataError
 
 HIGH, WIDE = 32, 128
@@ -80,7 +80,7 @@ def make_digit_lines(train: int = 10_000, test: int = 2_000, val: int = 500, see
     labels = digits.targets.tolist()
     return DigitLines(
         name="digits-lines",
-        images=ImageArray(_paint(digits.images.pixels, chosen, litter, draws, seed)),  # type: ignore[union-attr]
+        images=ImageArray(_paint(digit_pixels(digits), chosen, litter, draws, seed)),
         texts=["".join(str(labels[k]) for k in row if k >= 0) for row in chosen.tolist()],
         splits={part: at for part, at in parts.items() if len(at)},
         digits=torch.from_numpy(chosen),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitral.data.noise import Noise
 from vitral.data.sources.base import Data, ImageArray, stratified_split
-from vitral.data.sources.digits import load_digits
+from vitral.data.sources.digits import digit_pixels, load_digits
 from vitral.data.targets import Boxes, Masks
 
 # ---- scenes ----
@@ -40,7 +40,7 @@ def make_digit_scenes(train: int = 6000, test: int = 1000, side: int = 64, seed:
     """
     digits = load_digits()
     noise = Noise(seed, torch.arange(train + test))
-    stamps = _Stamps(digits.images.pixels, side)  # type: ignore[union-attr]
+    stamps = _Stamps(digit_pixels(digits), side)
     pixels = np.empty((train + test, 1, side, side), np.uint8)
     masks = np.zeros_like(pixels)
     rows = []
@@ -190,7 +190,7 @@ def make_rotated_digits(train: int = 12, test: int = 2, seed: int = 0) -> Data:
     noise = Noise(seed, torch.arange(len(index)))
     angles = noise.between("angle", -TURN, TURN)
     shifts = torch.stack([noise.between(s, -SHIFT, SHIFT) for s in ("shift x", "shift y")], 1)
-    large = soften(digits.images.pixels)  # type: ignore[union-attr]
+    large = soften(digit_pixels(digits))
     parts = zip(index.split(512), angles.split(512), shifts.split(512), strict=True)
     pixels = torch.cat([turn_digits(large[at], angle, shift) for at, angle, shift in parts])
     starts = [0, *np.cumsum([len(v) for v in members.values()]).tolist()]
