@@ -54,6 +54,7 @@ FOREIGN = [
     (r"blocks\.0\.attn\.rel_pos_h$", "the image encoder of SAM or ViTDet, with relative positions"),
     (r"(^|\.)conv_head\.weight$|_conv_stem\.|(^|\.)layer1\.0\.conv1\.weight$", "a convolutional network"),
 ]
+_FOREIGN = [(re.compile(pattern, re.MULTILINE), what) for pattern, what in FOREIGN]  # once: it takes as long as a look
 
 _DETR_QUERIES = ("query_embed.weight", "query_position_embeddings.weight")
 _DETR_DECODER = ("decoder.layers.0.multihead_attn.in_proj_weight", "decoder.layers.0.encoder_attn.q_proj.weight")
@@ -118,8 +119,8 @@ def find_layout(file: WeightFile, family: str | None = None) -> tuple[Layout, st
     """The layout of a file, and what told it."""
     names = file.tensors
     lines = "\n".join(names)
-    for pattern, what in FOREIGN:
-        if found := re.search(pattern, lines, re.MULTILINE):
+    for pattern, what in _FOREIGN:
+        if found := pattern.search(lines):
             name = lines[: found.end()].rpartition("\n")[2] + lines[found.end() :].partition("\n")[0]
             raise CheckpointError(f"{file.path} is not a plain ViT: it looks like {what} (tensor {name}).")
     layout, why = next(((each, "its tensor names") for each in LAYOUTS if each.matches(names)), (None, ""))

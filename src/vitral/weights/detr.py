@@ -21,7 +21,7 @@ from vitral.weights.adapt import adapt_channels
 from vitral.weights.files import WeightFile
 from vitral.weights.huggingface import read_documents
 from vitral.weights.layout import Known, Op, Pattern, Plan, Rule, rule, translate
-from vitral.weights.load import checked, refuse_gaps, refuse_shapes
+from vitral.weights.load import read_plan, refuse_broken, refuse_gaps, refuse_shapes
 from vitral.weights.report import LoadReport
 
 Size = int | tuple[int, int]
@@ -113,7 +113,8 @@ def load_detector(
     report.unexpected += plan.unexpected
     report.settings += [(name, str(getattr(config, name)), why) for name, why in reasons.items() if name != "dilation"]
     report.settings.append(("dilation", str(found.cnn and found.cnn.dilation), reasons["dilation"]))
-    tensors = _read_tensors(plan, report)
+    tensors = read_plan(plan, report)
+    refuse_broken(tensors, report.source)
     _adapt(tensors, found, config, report)
     model = _build(config, tensors, report, allow, file.path)
     preprocess, note = read_preprocess(file, known)
@@ -312,18 +313,6 @@ def read_preprocess(file: WeightFile, known: Known) -> tuple[Preprocess, str]:
 
 
 # ---- tensors ----
-
-
-def _read_tensors(plan: Plan, report: LoadReport) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for step in plan.steps:
-        for name, tensor in plan.read(step).items():
-            tensors[name] = checked(report, name, tensor)
-        if step.ours == step.theirs:
-            report.matched += step.ours
-        else:
-            report.renamed.append((", ".join(step.theirs), ", ".join(step.ours), step.op.about))
-    return tensors
 
 
 def _adapt(tensors: dict[str, Tensor], old: DetectorConfig, new: DetectorConfig, report: LoadReport) -> None:

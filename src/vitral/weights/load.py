@@ -21,6 +21,7 @@ from vitral.weights.adapt import adapt_channels, resize_patches
 from vitral.weights.detect import Detected, detect, is_detector
 from vitral.weights.files import WeightFile, open_weights
 from vitral.weights.hub import locate
+from vitral.weights.layout import Plan
 from vitral.weights.report import LoadReport
 from vitral.weights.rundir import AnyModel, is_run, load_run
 
@@ -77,8 +78,8 @@ def load_model(
     target = _target(found.config, num_classes, img_size, in_chans, patch_size)
     report = _begin_report(str(source), file, found, target)
     tensors = _read_tensors(found, report)
-    tensors = _adapt(tensors, found.config, target, report)
-    model = _build(target, tensors, report, allow, file.path)
+    refuse_broken(tensors, report.source)
+    model = _build(target, _adapt(tensors, found.config, target, report), report, allow, file.path)
     preprocess = found.preprocess.for_channels(target.in_chans)
     model.preprocess = replace(preprocess, img_size=target.image) if img_size or patch_size else preprocess
     model.labels = found.labels if target.num_classes == found.config.num_classes else None
@@ -128,33 +129,44 @@ def _begin_report(source: str, file: WeightFile, found: Detected, target: ViTCon
     return report
 
 
-def _read_tensors(found: Detected, report: LoadReport) -> dict[str, Tensor]:
+def read_plan(plan: Plan, report: LoadReport) -> dict[str, Tensor]:
+    """The tensors of a plan under our names, in fp32, and a line of the report for each."""
     tensors: dict[str, Tensor] = {}
-    for step in found.plan.steps:
-        for name, tensor in found.plan.read(step).items():
-            tensors[name] = checked(report, name, tensor)
+    for step in plan.steps:
+        for name, tensor in plan.read(step).items():
+            tensors[name] = _as_weight(report, name, tensor)
         if step.ours == step.theirs:
             report.matched += step.ours
         else:
             report.renamed.append((", ".join(step.theirs), ", ".join(step.ours), step.op.about))
+    return tensors
+
+
+def _read_tensors(found: Detected, report: LoadReport) -> dict[str, Tensor]:
+    tensors = read_plan(found.plan, report)
     if found.config.pre_norm and "head.weight" in tensors and "head.bias" not in tensors:
         tensors["head.bias"] = torch.zeros(len(tensors["head.weight"]))
         report.created.append(("head.bias", "zeros: CLIP's projection has no bias"))
     return tensors
 
 
-def checked(report: LoadReport, name: str, tensor: Tensor) -> Tensor:
-    """The tensor in fp32, or an error where it cannot be a weight."""
+def _as_weight(report: LoadReport, name: str, tensor: Tensor) -> Tensor:
+    """The tensor in fp32, or an error where it is of whole numbers."""
     if not tensor.is_floating_point():
         raise CheckpointError(f"{report.source}: {name} is {tensor.dtype}, but weights are floating point.")
     if tensor.dtype != torch.float32:
         note = f"{tensor.dtype} converted to torch.float32".replace("torch.", "")
         report.notes += [note] * (note not in report.notes)
         tensor = tensor.float()
-    # A sum is one quick look; every number is looked at only if it fails.
-    if not math.isfinite(tensor.sum()) and not tensor.isfinite().all():
-        raise CheckpointError(f"{report.source}: {name} holds NaN or infinite numbers; the file is damaged.")
     return tensor
+
+
+def refuse_broken(tensors: Mapping[str, Tensor], source: str) -> None:
+    """Raise unless every number is finite."""
+    for name, tensor in tensors.items():
+        # A sum is one quick look; every number is looked at only if it fails.
+        if not math.isfinite(tensor.sum()) and not tensor.isfinite().all():
+            raise CheckpointError(f"{source}: {name} holds NaN or infinite numbers; the file is damaged.")
 
 
 def _adapt(tensors: dict[str, Tensor], old: ViTConfig, new: ViTConfig, report: LoadReport) -> dict[str, Tensor]:
