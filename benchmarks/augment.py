@@ -24,7 +24,7 @@ SETTINGS = Augmentation(flip=0.5, shift=0.1, rotate=10, zoom=0.1, shear=0.1, col
 
 def ours(size: int) -> Callable[[Tensor], Tensor]:
     preprocess = Preprocess(img_size=size)
-    return lambda x: augment(x, Noise(0, torch.arange(len(x))), SETTINGS, preprocess).images
+    return lambda x: augment(x, Noise(0, torch.arange(len(x))), SETTINGS, preprocess).inputs
 
 
 def kornias(size: int) -> Callable[[Tensor], Tensor]:

@@ -12,8 +12,8 @@ from vitral.data.sources.digits import load_digits
 
 def main() -> None:
     data = load_digits()
-    assert isinstance(data.images, ImageArray)
-    pixels = (data.images.pixels.view(-1, 64).double() * 16 / 255).round().numpy()
+    assert isinstance(data.inputs, ImageArray)
+    pixels = (data.inputs.pixels.view(-1, 64).double() * 16 / 255).round().numpy()
     labels, train, test = data.targets.numpy(), data.splits["train"].numpy(), data.splits["test"].numpy()
     svm = SVC(gamma=0.001, C=10)  # pyright: ignore[reportArgumentType]  # a number is allowed, the stub says a word
     for name, model in (("3-NN", KNeighborsClassifier(3)), ("RBF-SVM, gamma 0.001, C 10", svm)):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from measure import write_json
 from vitral.api import resolve_config
 from vitral.config import Preprocess, TrainConfig
+from vitral.data.inputs import ImageInputs
 from vitral.data.loader import TrainLoader
 from vitral.data.noise import Noise
 from vitral.data.sources.base import Data
@@ -71,10 +72,10 @@ def macs(cnn: nn.Module, side: int) -> int:
 def train(model: Any, task: Task, data: Data, p: Preprocess, config: TrainConfig) -> dict[str, Any]:
     """Train by vitral's loop and give the metrics on the test part."""
     targets = task.targets(data)
-    loader = TrainLoader(data, p, config.augment, config.batch_size, 0, False, 0, 0, 1, targets)
+    loader = TrainLoader(data, ImageInputs(p), config.augment, config.batch_size, 0, False, 0, 0, 1, targets)
     quiet = Hooks(lambda line: None, None, lambda state: None, lambda: None, print, lambda: False)
-    state = fit(model, task, loader, p, config, quiet, Processes(0, 1), torch.device("cpu"), None)
-    metrics = task.metrics(find(model, task, data, data.splits["test"], p, 256))
+    state = fit(model, task, loader, config, quiet, Processes(0, 1), torch.device("cpu"), None)
+    metrics = task.metrics(find(model, task, data, data.splits["test"], ImageInputs(p), 256))
     return {"steps": state.step, "seconds": state.seconds, "mae": metrics["mae"], "mae_95": metrics["mae_95"]}
 
 

@@ -22,6 +22,7 @@ from measure import write_json
 from peers import import_timm
 from vitral import create_model
 from vitral.config import Augmentation, TrainConfig
+from vitral.data.inputs import ImageInputs
 from vitral.data.loader import TrainLoader
 from vitral.data.sources.base import Data, ImageArray
 from vitral.tasks.classify import Classify
@@ -41,9 +42,9 @@ def run_loop(steps: int, after_step: Callable[[], None]) -> None:
     data = Data("random", ImageArray(pixels), everything % CLASSES, labels, {"train": everything})
     config = TrainConfig(epochs=1, batch_size=BATCH, log_steps=1)
     preprocess = replace(model.preprocess, crop_mode="squash")  # no resize: the step is measured
-    loader = TrainLoader(data, preprocess, Augmentation(), BATCH, 0, False, 0, 0, 1)
+    loader = TrainLoader(data, ImageInputs(preprocess), Augmentation(), BATCH, 0, False, 0, 0, 1)
     hooks = Hooks(lambda line: after_step(), None, lambda c: None, lambda: None, print, lambda: False)
-    fit(model, Classify(labels), loader, preprocess, config, hooks, Processes(0, 1), torch.device("cpu"), None)
+    fit(model, Classify(labels), loader, config, hooks, Processes(0, 1), torch.device("cpu"), None)
 
 
 def bare_steps(model: nn.Module) -> Iterator[None]:

@@ -27,11 +27,12 @@ Optimizer = Literal["adamw", "muon"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Select = Literal["last", "best"]
-TaskName = Literal["classify", "multilabel", "regress", "segment", "detect"]
+TaskName = Literal["classify", "multilabel", "regress", "segment", "detect", "caption", "translate", "complete"]
 RegressLoss = Literal["squared", "l1", "huber", "gaussian"]
 MultilabelLoss = Literal["bce", "asymmetric"]
 SegmentHead = Literal["linear", "conv", "mask"]
 ClassWeights = Literal["none", "balanced"]
+TokenizerKind = Literal["characters", "bpe"]
 
 HUB = "hf-hub:"
 """Before the name of a model or data set of the Hugging Face hub."""
@@ -525,6 +526,80 @@ class DetectOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TextOptions(Options):
+    """What a model that reads or writes text is made of."""
+
+    tokenizer: TokenizerKind = "bpe"
+    """Tokens are characters, or the pieces of words that occur most often (byte-pair encoding)."""
+    vocab_size: int = 4000
+    """Tokens of byte-pair encoding, at most."""
+    max_length: int | None = None
+    """Tokens of the longest text that is read or written; longer ones are left out. By default a quarter more than the
+    longest text to train on, and at most 256."""
+    width: int = 256
+    """D of the text encoder and of the decoder."""
+    heads: int = 4
+    """Attention heads."""
+    encoder_layers: int = 4
+    """Blocks that read text."""
+    decoder_layers: int = 4
+    """Blocks that write it."""
+    mlp_ratio: float = 4.0
+    """Width of the MLP's first layer as a multiple of D."""
+    drop_rate: float = 0.1
+    """Dropout."""
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_numbers(["vocab_size", "width", "heads", "encoder_layers", "decoder_layers"], 1, whole=True)
+        self._check_numbers(["mlp_ratio"], 0.01)
+        self._check_numbers(["drop_rate"], 0, 1)
+        if self.max_length is not None:
+            self._check_numbers(["max_length"], 3, whole=True)
+
+    def config(self, vocab_size: int, max_length: int, depth: int, **more: Any) -> "TextConfig":
+        """The options of an encoder or decoder of this size."""
+        return TextConfig(
+            vocab_size=vocab_size, max_length=max_length, embed_dim=self.width, depth=depth, num_heads=self.heads,
+            mlp_width=round(self.width * self.mlp_ratio), drop_rate=self.drop_rate, **more,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writing(Options):
+    """How text is written: the likeliest token each time, by beam search, or by chance."""
+
+    beam: int = 1
+    """Texts that are followed at once; 1 takes the likeliest token each time."""
+    n_best: int = 1
+    """Texts to answer with, the best first."""
+    length_penalty: float = 1.0
+    """Beam search: scores are divided by the length to this power; more favours longer texts."""
+    sample: bool = False
+    """Draw each token by its probability."""
+    temperature: float = 1.0
+    """Sampling: below 1 favours the likely tokens."""
+    sample_top_k: int | None = None
+    """Sampling: choose among this many tokens only."""
+    sample_top_p: float = 1.0
+    """Sampling: choose among the likeliest tokens that together have this probability."""
+    max_tokens: int | None = None
+    """Stop after this many tokens; by default the longest that the model was made for."""
+    seed: int = 0
+    """Decides what is drawn."""
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_numbers(["beam", "n_best"], 1, whole=True)
+        self._check_numbers(["seed"], 0, whole=True)
+        self._check_numbers(["temperature"], 1e-6)
+        if self.sample and self.beam > 1:
+            raise ConfigError("a beam and sample exclude each other; give one of them.")
+        if not self.sample and self.n_best > self.beam:
+            raise ConfigError(f"the {self.n_best} best texts need a beam of at least {self.n_best}, got {self.beam}.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig(Options):
     """Everything that decides how a model is trained."""
 
@@ -532,6 +607,8 @@ class TrainConfig(Options):
     """Name of a model (`vitral models` lists them), or weights to start from: a file, a folder, hf-hub:owner/name."""
     img_size: int | tuple[int, int] | None = None
     """Height and width the images are brought to; by default the model's."""
+    patch_size: int | tuple[int, int] | None = None
+    """Height and width of a patch; by default the model's."""
     epochs: int = 30
     """Passes over the training images."""
     max_minutes: float | None = None
@@ -602,6 +679,8 @@ class TrainConfig(Options):
     """Of `--task segment`."""
     detect: DetectOptions = DetectOptions()
     """Of `--task detect`."""
+    text: TextOptions = TextOptions()
+    """Of models that read or write text."""
 
     def __post_init__(self) -> None:
         self._check_choices()
@@ -766,6 +845,8 @@ class TextConfig(Options):
     """A decoder's output layer is its table of embeddings, instead of a matrix of its own."""
     output_bias: bool = False
     """A bias on a decoder's logits (Marian)."""
+    pad_token: int | None = None
+    """Token that fills a batch up: where no mask is given, it is what the mask hides."""
     pool: TextPool = "cls"
     """What an encoder's head reads: the first token, which the tokenizer makes [CLS]; the mean of all; or each token,
     which then has a label of its own."""
@@ -812,3 +893,135 @@ class Seq2SeqConfig(Options):
                     f"the {part} of a seq2seq model has no head for classes: set its num_classes to 0, "
                     f"got {options.num_classes}."
                 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MAEConfig(Options):
+    """A masked autoencoder (He et al., 2021): a ViT that sees few patches, and a light decoder that fills in others."""
+
+    backbone: ViTConfig
+    """The encoder: a ViT without a head (num_classes=0)."""
+    mask_ratio: float = 0.75
+    """Share of the patches that are hidden."""
+    decoder_dim: int = 128
+    """Width of the decoder's tokens; a multiple of 4, for its sinusoidal positions."""
+    decoder_depth: int = 2
+    """Blocks of the decoder."""
+    decoder_heads: int = 4
+    """Attention heads of the decoder; must divide its width."""
+    norm_pixels: bool = True
+    """Predict each patch's pixels less their mean and over their deviation, instead of the pixels themselves."""
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_numbers(["decoder_dim", "decoder_depth", "decoder_heads"], 1, whole=True)
+        self._check_numbers(["mask_ratio"], 0, 1)
+        if self.backbone.num_classes:
+            raise ConfigError(f"the backbone must have num_classes=0, got {self.backbone.num_classes}.")
+        if self.decoder_dim % 4 or self.decoder_dim % self.decoder_heads:
+            raise ConfigError(
+                f"decoder_dim must be a multiple of 4 and of decoder_heads ({self.decoder_heads}), "
+                f"got {self.decoder_dim}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwinConfig(Options):
+    """A Swin Transformer (Liu et al., 2021): attention within windows, stages that halve the map. Words are timm's."""
+
+    img_size: int | tuple[int, int] = 224
+    """Height and width of the images: a default, not a limit."""
+    patch_size: int | tuple[int, int] = 4
+    """P, or P_h and P_w."""
+    in_chans: int = 3
+    """Channels of the image."""
+    num_classes: int = 1000
+    """Outputs of the head; 0 leaves the head out."""
+    embed_dim: int = 96
+    """C, width of a token in the first stage; it doubles from stage to stage."""
+    depths: tuple[int, ...] = (2, 2, 6, 2)
+    """Blocks of each stage."""
+    num_heads: tuple[int, ...] = (3, 6, 12, 24)
+    """h of each stage; must divide its width."""
+    window_size: int | tuple[int, ...] = 7
+    """M, side of a window in tokens: one number, or one for each stage. On a smaller map the window is the map."""
+    mlp_ratio: float = 4.0
+    """Width of the MLP's first layer as a multiple of the stage's width."""
+    qkv_bias: bool = True
+    """Bias in the query, key and value projections."""
+    act: Literal["gelu", "gelu_tanh", "quick_gelu", "relu"] = "gelu"
+    """Activation of the MLP."""
+    norm_eps: float = 1e-5
+    """Epsilon of every LayerNorm."""
+    drop_rate: float = 0.0
+    """Dropout before the head."""
+    proj_drop_rate: float = 0.0
+    """Dropout after the attention projection and in the MLP."""
+    attn_drop_rate: float = 0.0
+    """Dropout on the attention weights."""
+    drop_path_rate: float = 0.0
+    """Stochastic depth of the last block; earlier blocks rise to it linearly from 0."""
+
+    def __post_init__(self) -> None:
+        self._set_pair("img_size")
+        self._set_pair("patch_size")
+        self._check_choices()
+        self._check_numbers(["in_chans", "embed_dim"], 1, whole=True)
+        self._check_numbers(["num_classes"], 0, whole=True)
+        self._check_numbers(["drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"], 0, 1)
+        self._check_numbers(["mlp_ratio", "norm_eps"], 0)
+        for name in ("depths", "num_heads", "window_size"):
+            self._set_stages(name)
+        for stage, (C, h) in enumerate(zip(self.dims, self.num_heads, strict=True)):
+            if C % h:
+                raise ConfigError(f"num_heads must divide the width of each stage, got {h} for {C} in stage {stage}.")
+        if int(self.embed_dim * self.mlp_ratio) < 1:
+            raise ConfigError(f"embed_dim * mlp_ratio must be at least 1, got {self.embed_dim} * {self.mlp_ratio:g}.")
+
+    def _set_stages(self, name: str) -> None:
+        """Raise unless an option is one positive whole number for each stage (or, for the windows, one for all)."""
+        value: Any = getattr(self, name)
+        if name == "window_size" and _is_whole(value) and value >= 1:
+            object.__setattr__(self, name, int(value))
+            return
+        numbers = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
+        if not numbers or any(not _is_whole(number) or number < 1 for number in numbers):
+            raise ConfigError(f"{name} must be positive whole numbers, one for each stage, got {value!r}.")
+        if len(numbers) != len(self.depths):
+            raise ConfigError(f"{name} must be as many as depths ({len(self.depths)}), got {value!r}.")
+        object.__setattr__(self, name, tuple(int(number) for number in numbers))
+
+    @property
+    def image(self) -> tuple[int, int]:
+        """Height and width of the default image."""
+        return pair(self.img_size)
+
+    @property
+    def patch(self) -> tuple[int, int]:
+        """P_h and P_w."""
+        return pair(self.patch_size)
+
+    @property
+    def stages(self) -> int:
+        """How many stages there are."""
+        return len(self.depths)
+
+    @property
+    def depth(self) -> int:
+        """Blocks of all stages."""
+        return sum(self.depths)
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Width of each stage."""
+        return tuple(self.embed_dim << i for i in range(self.stages))
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """M of each stage."""
+        return (self.window_size,) * self.stages if isinstance(self.window_size, int) else self.window_size
+
+    @property
+    def pooled_dim(self) -> int:
+        """Width of what the head receives: of the last stage."""
+        return self.dims[-1]

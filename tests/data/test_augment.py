@@ -25,7 +25,7 @@ def noise(n=6, seed=0):
 
 def test_everything_off_only_normalises():
     mixed = augment(batch(), noise(), Augmentation(), P)
-    torch.testing.assert_close(mixed.images, (batch().float() / 255 - 0.5) / 0.5)
+    torch.testing.assert_close(mixed.inputs, (batch().float() / 255 - 0.5) / 0.5)
     assert torch.equal(mixed.own, torch.ones(6))
 
 
@@ -52,15 +52,15 @@ def test_a_sample_is_augmented_the_same_alone_and_in_a_batch(policy):
     whole = augment(batch(8), noise(8), a, P)
     for i in range(0, 8, 2):
         pair = augment(batch(8)[i : i + 2], Noise(0, torch.arange(i, i + 2)), a, P)
-        torch.testing.assert_close(pair.images, whole.images[i : i + 2])
+        torch.testing.assert_close(pair.inputs, whole.inputs[i : i + 2])
         torch.testing.assert_close(pair.own, whole.own[i : i + 2])
 
 
 def test_values_stay_finite_and_the_seed_decides():
-    a = augment(batch(), noise(), EVERYTHING, P).images
+    a = augment(batch(), noise(), EVERYTHING, P).inputs
     assert a.isfinite().all()
-    assert torch.equal(a, augment(batch(), noise(), EVERYTHING, P).images)
-    assert not torch.equal(a, augment(batch(), noise(seed=1), EVERYTHING, P).images)
+    assert torch.equal(a, augment(batch(), noise(), EVERYTHING, P).inputs)
+    assert not torch.equal(a, augment(batch(), noise(seed=1), EVERYTHING, P).inputs)
 
 
 class TestGeometry:
@@ -198,7 +198,7 @@ class TestMixing:
         x = torch.randn(6, 1, 4, 4, generator=torch.Generator().manual_seed(0))
         mixed = mix(x, noise(), mixup=0.8, cutmix=0.0)
         own = mixed.own[:, None, None, None]
-        torch.testing.assert_close(mixed.images, own * x + (1 - own) * x[neighbours(6)])
+        torch.testing.assert_close(mixed.inputs, own * x + (1 - own) * x[neighbours(6)])
         assert ((mixed.own >= 0.5) & (mixed.own <= 1)).all()
         assert (mixed.own < 1).any()
 
@@ -206,25 +206,25 @@ class TestMixing:
         x = torch.arange(6.0)[:, None, None, None].expand(6, 1, 8, 8).contiguous()
         mixed = mix(x, noise(), mixup=0.0, cutmix=1.0)
         for i in range(6):
-            values = set(mixed.images[i].unique().tolist())
+            values = set(mixed.inputs[i].unique().tolist())
             assert values <= {float(i), float(i ^ 1)}
-            share = (mixed.images[i] == i).double().mean().item()
+            share = (mixed.inputs[i] == i).double().mean().item()
             assert mixed.own[i].item() == pytest.approx(share)
 
     def test_both_share_the_samples(self):
         x = torch.arange(2000.0)[:, None, None, None].expand(2000, 1, 8, 8).contiguous()
         mixed = mix(x, noise(2000), mixup=0.8, cutmix=1.0)
         partner = x[neighbours(2000)]
-        cut = ((mixed.images == x) | (mixed.images == partner)).all(3).all(2).all(1)
+        cut = ((mixed.inputs == x) | (mixed.inputs == partner)).all(3).all(2).all(1)
         assert 0.45 < cut.double().mean() < 0.65
 
     def test_neither_leaves_everything(self):
         x = torch.randn(3, 1, 4, 4)
-        assert torch.equal(mix(x, noise(3), 0.0, 0.0).images, x)
+        assert torch.equal(mix(x, noise(3), 0.0, 0.0).inputs, x)
 
 
 def test_repeatable_statistics_do_not_drift():
     """The mean image under flips alone is symmetric."""
     x = batch(1).expand(4000, 3, 12, 20)
-    mean = augment(x, noise(4000), Augmentation(flip=0.5), P).images.mean(0)
+    mean = augment(x, noise(4000), Augmentation(flip=0.5), P).inputs.mean(0)
     assert np.abs((mean - mean.flip(2)).numpy()).max() < 0.1

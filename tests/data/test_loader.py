@@ -5,6 +5,7 @@ import torch
 from PIL import Image
 
 from vitral.config import Augmentation, Preprocess
+from vitral.data.inputs import ImageInputs
 from vitral.data.loader import TrainLoader, eval_batches
 from vitral.data.sources.base import Data, ImageArray, ImageFiles
 from vitral.errors import DataError, ImageError
@@ -30,7 +31,7 @@ def file_data(tmp_path):
 
 def loader(data, batch=4, seed=0, workers=0, rank=0, world=1, crop=1.0, strict=False, repeats=1):
     augment = Augmentation(crop_scale=crop, repeats=repeats)
-    return TrainLoader(data, P, augment, batch, seed, strict, workers, rank, world)
+    return TrainLoader(data, ImageInputs(P), augment, batch, seed, strict, workers, rank, world)
 
 
 def take(batches, count):
@@ -40,12 +41,12 @@ def take(batches, count):
 def test_an_epoch_has_every_image_at_most_once_and_the_next_another_order():
     one = take(loader(array_data()).batches(0), 10)
     assert loader(array_data()).steps_per_epoch == 5
-    epochs = [torch.cat([b.images[:, 0, 0, 0] for b in one[i : i + 5]]) for i in (0, 5)]
+    epochs = [torch.cat([b.inputs[:, 0, 0, 0] for b in one[i : i + 5]]) for i in (0, 5)]
     for epoch in epochs:
         assert len(epoch.unique()) == 20
     assert epochs[0].tolist() != epochs[1].tolist()
     for batch in one:
-        assert torch.equal(batch.targets, batch.images[:, 0, 0, 0].long() % 3)
+        assert torch.equal(batch.targets, batch.inputs[:, 0, 0, 0].long() % 3)
 
 
 def test_no_sample_number_comes_twice_in_a_run():
@@ -57,7 +58,7 @@ def test_no_sample_number_comes_twice_in_a_run():
 def test_it_can_be_taken_up_anywhere(start):
     whole = take(loader(array_data()).batches(0), 15)
     for a, b in zip(take(loader(array_data()).batches(start), 15 - start), whole[start:], strict=True):
-        assert torch.equal(a.images, b.images)
+        assert torch.equal(a.inputs, b.inputs)
         assert torch.equal(a.samples, b.samples)
 
 
@@ -72,8 +73,8 @@ def test_processes_share_the_batches_of_one(world):
 
 def test_the_seed_decides():
     a, b, c = (take(loader(array_data(), seed=s).batches(0), 3) for s in (1, 1, 2))
-    assert torch.equal(a[2].images, b[2].images)
-    assert not torch.equal(a[0].images, c[0].images)
+    assert torch.equal(a[2].inputs, b[2].inputs)
+    assert not torch.equal(a[0].inputs, c[0].inputs)
 
 
 @pytest.mark.parametrize("crop", [1.0, 0.3])
@@ -81,25 +82,25 @@ def test_workers_read_the_same(file_data, crop):
     alone = take(loader(file_data, crop=crop).batches(1), 5)
     helped = take(loader(file_data, crop=crop, workers=2).batches(1), 5)
     for a, b in zip(alone, helped, strict=True):
-        assert a.images.shape == (4, 1, 6, 9)
-        assert torch.equal(a.images, b.images)
+        assert a.inputs.shape == (4, 1, 6, 9)
+        assert torch.equal(a.inputs, b.inputs)
         assert torch.equal(a.targets, b.targets)
 
 
 def test_repeated_augmentation_gives_views_of_fewer_images():
     batches = take(loader(array_data(), repeats=2).batches(0), 5)
-    images = torch.cat([b.images[:, 0, 0, 0] for b in batches])
+    images = torch.cat([b.inputs[:, 0, 0, 0] for b in batches])
     assert torch.equal(images[0::2], images[1::2])
     assert len(images.unique()) == 10
     assert len(torch.cat([b.samples for b in batches]).unique()) == 20
 
 
 def test_an_unreadable_file_is_left_out_and_named(file_data):
-    file_data.images.paths[3].write_bytes(b"broken")
+    file_data.inputs.paths[3].write_bytes(b"broken")
     batches = take(loader(file_data, batch=11).batches(0), 1)
-    assert len(batches[0].images) == len(batches[0].targets) == len(batches[0].samples) == 10
+    assert len(batches[0].inputs) == len(batches[0].targets) == len(batches[0].samples) == 10
     assert "3.png is not an image" in batches[0].unreadable[0]
-    found = list(eval_batches(file_data, torch.arange(11), P, 4, False, 0))
+    found = list(eval_batches(file_data, torch.arange(11), ImageInputs(P), 4, False, 0))
     assert sum(len(b.targets) for b in found) == 10
     assert torch.cat([b.samples for b in found]).tolist() == [0, 1, 2, 4, 5, 6, 7, 8, 9, 10]
     with pytest.raises(ImageError, match=r"3\.png is not an image"):
@@ -107,7 +108,7 @@ def test_an_unreadable_file_is_left_out_and_named(file_data):
 
 
 def test_a_batch_of_nothing_readable_is_an_error(file_data):
-    for path in file_data.images.paths:
+    for path in file_data.inputs.paths:
         path.write_bytes(b"broken")
     with pytest.raises(DataError, match="none of the 4 images of a batch can be read; the first: "):
         take(loader(file_data).batches(0), 1)

@@ -38,7 +38,7 @@ class TestDigits:
 
         data = open_data("digits")
         reference = load_digits()
-        pixels = data.images.pixels.view(-1, 64).double() * 16 / 255
+        pixels = data.inputs.pixels.view(-1, 64).double() * 16 / 255
         assert np.abs(pixels.numpy() - reference.data).max() < 0.04
         assert data.targets.tolist() == reference.target.tolist()
         _, test = train_test_split(range(1797), test_size=0.2, stratify=reference.target, random_state=0)
@@ -51,7 +51,7 @@ class TestFolder:
         data = open_data(photos)
         assert data.classes == ["cat", "dog", "emu"]
         assert data.targets.tolist() == [0] * 7 + [1] * 7 + [2] * 7
-        assert data.images.read(8, "rgb")[0, 0, 0] == 41
+        assert data.inputs.read(8, "rgb")[0, 0, 0] == 41
         assert list(data.splits) == ["train"]
 
     def test_splits_above_the_classes(self, tmp_path, photos):
@@ -133,7 +133,7 @@ class TestTable:
         path = self.table(tmp_path, list(zip(names, "abcde", strict=True)))
         data = open_data(path)
         assert data.classes == ["b", "d", "e"]
-        assert [data.images.name(i) for i in range(3)] == [str(tmp_path / names[i]) for i in (1, 3, 4)]
+        assert [data.inputs.name(i) for i in range(3)] == [str(tmp_path / names[i]) for i in (1, 3, 4)]
         assert data.targets.tolist() == [0, 1, 2]
         assert data.splits["train"].tolist() == [0, 1, 2]
         main(["check", str(path)])
@@ -196,8 +196,8 @@ class TestIdx:
         self.write(tmp_path / "mnist", zipped)
         data = open_data(tmp_path / "mnist")
         assert {part: len(v) for part, v in data.splits.items()} == {"train": 5, "test": 3}
-        assert data.images.pixels.shape == (8, 1, 6, 4)
-        assert data.images.read(1, "grey")[0, 0].tolist() == [24, 25, 26, 27]
+        assert data.inputs.pixels.shape == (8, 1, 6, 4)
+        assert data.inputs.read(1, "grey")[0, 0].tolist() == [24, 25, 26, 27]
         assert data.targets.tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
 
     def test_a_file_cut_short_is_an_error(self, tmp_path):
@@ -223,8 +223,8 @@ class TestCifar:
         for part, values in labels.items():
             (tmp_path / "png" / f"{part}_lables.json").write_text(json.dumps(values))
         a, b = open_data(tmp_path / "bin"), open_data(tmp_path / "png")
-        assert torch.equal(a.images.pixels, b.images.pixels)
-        assert torch.equal(a.images.pixels[4:8], torch.from_numpy(self.pixels(4, 1)))
+        assert torch.equal(a.inputs.pixels, b.inputs.pixels)
+        assert torch.equal(a.inputs.pixels[4:8], torch.from_numpy(self.pixels(4, 1)))
         assert a.targets.tolist() == b.targets.tolist() == labels["train"] + labels["test"]
         assert {part: len(v) for part, v in a.splits.items()} == {"train": 20, "test": 4}
 
@@ -240,7 +240,7 @@ class TestCifar:
             data = pickle.dumps(batch | {"data": "@"}, protocol)
             (tmp_path / name).write_bytes(_with_bytes(data, pixels[rows].tobytes(), protocol))
         data = open_data(tmp_path)
-        assert torch.equal(data.images.pixels.flatten(1), torch.from_numpy(pixels))
+        assert torch.equal(data.inputs.pixels.flatten(1), torch.from_numpy(pixels))
         assert data.targets.tolist() == labels
         assert {part: len(v) for part, v in data.splits.items()} == {"train": 10, "test": 2}
 
@@ -295,7 +295,7 @@ class TestHuggingFace:
             "test": list(range(18, 21)),
         }
         for i in (0, 13, 14, 20):
-            assert torch.equal(data.images.read(i, "rgb"), reference.images.read(i, "rgb"))
+            assert torch.equal(data.inputs.read(i, "rgb"), reference.inputs.read(i, "rgb"))
 
     def test_columns_are_named_when_asked_for(self, saved):
         assert open_data(saved, "picture", "animal").classes == ["cat", "dog", "emu"]
@@ -316,10 +316,10 @@ def test_scenes_are_what_they_say():
 
     data, boxes = make_scenes(train=20, test=5)
     again, _ = make_scenes(train=20, test=5)
-    assert torch.equal(data.images.pixels, again.images.pixels)
-    assert not torch.equal(make_scenes(20, 5, seed=1)[0].images.pixels, data.images.pixels)
+    assert torch.equal(data.inputs.pixels, again.inputs.pixels)
+    assert not torch.equal(make_scenes(20, 5, seed=1)[0].inputs.pixels, data.inputs.pixels)
     assert {part: len(v) for part, v in data.splits.items()} == {"train": 20, "test": 5}
-    pixels = data.images.pixels[:, 0].float()
+    pixels = data.inputs.pixels[:, 0].float()
     for image, (x, y, w, h) in zip(pixels, boxes.tolist(), strict=True):
         assert 0 <= x <= 32 - w
         assert 0 <= y <= 32 - h
@@ -337,9 +337,9 @@ def test_what_is_not_there_is_said_with_what_could_be():
 
 
 def test_a_file_of_another_kind(tmp_path):
-    (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(DataError, match=r"unknown kind \(\.txt\); give a CSV"):
-        open_data(tmp_path / "a.txt")
+    (tmp_path / "a.xml").write_text("x")
+    with pytest.raises(DataError, match=r"unknown kind \(\.xml\); give a CSV"):
+        open_data(tmp_path / "a.xml")
 
 
 def test_stratified_split_takes_at_least_one_and_leaves_at_least_one():

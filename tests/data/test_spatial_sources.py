@@ -64,13 +64,13 @@ class TestScenes:
 
     def test_the_seed_decides(self, data):
         again = make_digit_scenes(train=150, test=50)
-        assert torch.equal(again.images.pixels, data.images.pixels)
+        assert torch.equal(again.inputs.pixels, data.inputs.pixels)
         assert torch.equal(again.masks.images.pixels, data.masks.images.pixels)
         assert all(torch.equal(a, b) for a, b in zip(again.boxes.rows, data.boxes.rows, strict=True))
-        assert not torch.equal(make_digit_scenes(150, 50, seed=1).images.pixels, data.images.pixels)
+        assert not torch.equal(make_digit_scenes(150, 50, seed=1).inputs.pixels, data.inputs.pixels)
 
     def test_a_scene_is_the_same_however_many_there_are(self, data):
-        assert torch.equal(make_digit_scenes(20, 0).images.pixels, data.images.pixels[:20])
+        assert torch.equal(make_digit_scenes(20, 0).inputs.pixels, data.inputs.pixels[:20])
 
     def test_none_to_six_digits_and_what_is_present_is_said(self, data):
         counts = {len(rows) for rows in data.boxes.rows}
@@ -144,7 +144,7 @@ class TestScenes:
 
     def test_other_sides(self):
         data = make_digit_scenes(10, 2, side=97)
-        assert data.images.pixels.shape == (12, 1, 97, 97)
+        assert data.inputs.pixels.shape == (12, 1, 97, 97)
         assert max(float(r[:, 3:].max()) for r in data.boxes.rows if len(r)) <= 1
 
     @pytest.mark.slow
@@ -162,24 +162,24 @@ class TestRotated:
     def test_angles_are_the_targets(self, data):
         assert data.kind == "numbers"
         assert data.target_names == ["angle"]
-        assert data.targets.shape == (len(data.images), 1)
+        assert data.targets.shape == (len(data.inputs), 1)
         assert data.targets.abs().max() <= 60
         assert data.targets.abs().max() > 59
         assert data.describe().startswith(
-            f"digits-rotated: {len(data.images):,} images, number angle, split train/val/"
+            f"digits-rotated: {len(data.inputs):,} images, number angle, split train/val/"
         )
-        assert torch.equal(make_rotated_digits(2, 1).images.pixels, data.images.pixels)
+        assert torch.equal(make_rotated_digits(2, 1).inputs.pixels, data.inputs.pixels)
 
     def test_the_frame_says_nothing(self, data):
         centres = torch.arange(OUT) + 0.5 - OUT / 2
         outside = (centres[:, None] ** 2 + centres**2).sqrt() > OUT / 2
         assert outside.sum() > 150
-        assert data.images.pixels[:, 0, outside].eq(0).all()
+        assert data.inputs.pixels[:, 0, outside].eq(0).all()
 
     def test_turned_back_they_stand_upright(self):
         """Counter-clockwise by Pillow's reckoning: digits turned back are more alike than turned ones."""
         data = make_rotated_digits(train=1, test=1)
-        turned = data.images.pixels[:300, 0].numpy()
+        turned = data.inputs.pixels[:300, 0].numpy()
         angles = data.targets[:300, 0].tolist()
         back = np.stack(
             [
@@ -244,7 +244,7 @@ class TestCoco:
         file = tmp_path / "annotations" / "instances_train2017.json"
         write_image((file.parent / place / "a.png").resolve())
         data = open_data(coco(file, [entry(1, "a.png")], [note(1, [1, 1, 5, 5])]))
-        assert len(data.images) == 1
+        assert len(data.inputs) == 1
 
     def test_the_published_layout(self, tmp_path):
         for part in ("train2017", "val2017"):
@@ -338,7 +338,7 @@ class TestCoco:
         alone = ("box_clipped", "box_outside", "box_empty", "image_size")
         several = {"box_invalid": 4, "unknown_class": 2, "missing_image": 4, "bad_shape": 4}
         assert counted(data) == dict.fromkeys(alone, 1) | several
-        assert len(data.images) == 2
+        assert len(data.inputs) == 2
         assert data.boxes.rows[0][:, 1:].tolist()[0] == pytest.approx([0.75, 20 / 30, 1, 25 / 30])
         assert len(data.boxes.rows[0]) == 6
         assert f"4 {PROBLEMS['box_invalid']} (vitral check lists them)" in data.notes
@@ -422,7 +422,7 @@ class TestCoco:
             note(1, box(seen_run), 8, segmentation=mask_to_rle(seen_run, compressed=True)),
         ]
         data = open_data(coco(tmp_path / "a.json", [entry(1, "a.png", (wide, high))], notes))
-        pixels = data.images.read(0, "grey")[0] > 0
+        pixels = data.inputs.read(0, "grey")[0] > 0
         assert torch.equal(pixels, shown)
         assert torch.equal(data.masks.images.read(0, "grey")[0], shown.byte() + 2 * shown_run.byte())
         for row, part in zip(data.boxes.rows[0], (shown, shown_run), strict=True):
@@ -488,7 +488,7 @@ class TestPredictions:
 
     def same(self, data):
         assert data.problems == []
-        assert [data.images.name(i).rpartition("/")[2] for i in range(3)] == ["a.png", "b.png", "c.png"]
+        assert [data.inputs.name(i).rpartition("/")[2] for i in range(3)] == ["a.png", "b.png", "c.png"]
         answers = [answer for answer in self.answers if answer.size != (0, 0)]
         for rows, answer in zip(data.boxes.rows, answers, strict=True):
             high, wide = answer.size
@@ -739,7 +739,7 @@ class TestMasks:
         (path / "masks/3.png").rename(path / "masks/other.png")
         data = open_data(path)
         assert kinds(data) == ["mask_size", "mask_unreadable", "missing_image", "missing_mask"]
-        assert len(data.images) == 1
+        assert len(data.inputs) == 1
         report = check_data(data)
         assert report["problems"] == 4
         assert report["classes"] == {}

@@ -12,6 +12,10 @@ EXPECTED = {
     "vit_step_by_step": (6, ("4.00 3.54 3.54 3.08", "0.841471", "(1, 197, 768)", "86,567,656", "616,225", "17.564")),
     "equations_to_pictures": (4, ("4.00 3.54 3.54 3.08", "(1, 4, 16)", "test accuracy after 8 epochs")),
     "what_a_head_looks_at": (8, ("sum to 1.0000", "16x24")),
+    "encoder_decoder": (
+        5,
+        ("sum to 1.0000", "written: Ti amo molto <EOS>", "Molte grazie", "[7] words, the decoder [1, 1, 1, 1]"),
+    ),
 }
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.py"))
 

@@ -162,7 +162,7 @@ def test_nothing_is_found_in_no_images_but_in_the_right_shapes(runs):
 
     run, data = runs["detect"]
     predictor = Predictor(run.path)
-    none = find(predictor.model, predictor.task, data, torch.zeros(0, dtype=torch.long), predictor.preprocess, 8)
+    none = find(predictor.model, predictor.task, data, torch.zeros(0, dtype=torch.long), predictor.inputs, 8)
     assert none["boxes"].shape[0] == 0
     assert none["boxes"].shape[2] == 4
 

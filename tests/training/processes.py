@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from vitral.config import Augmentation, TrainConfig
+from vitral.data.inputs import ImageInputs
 from vitral.data.loader import TrainLoader
 from vitral.data.sources.digits import load_digits
 from vitral.models.zoo import create_model
@@ -36,12 +37,12 @@ def main() -> None:
     model.register_forward_pre_hook(lambda module, args: (args[0].to(dtype),))
     lines: list[dict[str, float]] = []
     with processes(torch.device("cpu")) as who:
-        loader = TrainLoader(data, model.preprocess, augment, 136, 0, False, 0, who.rank, who.world)
+        loader = TrainLoader(data, ImageInputs(model.preprocess), augment, 136, 0, False, 0, who.rank, who.world)
         save = (lambda checkpoint: save_checkpoint(folder, checkpoint)) if who.first else (lambda checkpoint: None)
         hooks = Hooks(lines.append, None, save, lambda: None, lambda text: None, stop=lambda: lines[-1]["step"] == stop)
         task, cpu, found = Classify(data.classes, 0.1), torch.device("cpu"), load_newest(folder)[0]
         with contextlib.suppress(KeyboardInterrupt):
-            fit(model, task, loader, model.preprocess, config, hooks, who, cpu, None, found)
+            fit(model, task, loader, config, hooks, who, cpu, None, found)
         if who.first:
             print(json.dumps([[line["loss"], line["accuracy"], line["grad_norm"]] for line in lines]))
 

@@ -267,7 +267,7 @@ class TestCommandLine:
         assert json.loads(capsys.readouterr().out)["accuracy"] == pytest.approx(accuracy)
         assert main(["eval", out, "digits"]) == 0
         assert "accuracy" in capsys.readouterr().out
-        pixels = vitral.data.sources.open.open_data("digits").images.pixels[3, 0]
+        pixels = vitral.data.sources.open.open_data("digits").inputs.pixels[3, 0]
         Image.fromarray(pixels.numpy()).save(tmp_path / "three.png")
         (tmp_path / "bad.png").write_bytes(b"no")
         paths = [str(tmp_path / "three.png"), str(tmp_path / "bad.png")]

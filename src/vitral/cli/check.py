@@ -24,6 +24,8 @@ class Options:
     """Column of labels in a table; several, separated by commas, for numbers or 0 and 1."""
     task: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """What a table's labels are for: classify, multilabel or regress; told by the cells if it is not given."""
+    text_column: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    """Column of texts to read in a table."""
     json: bool = False
     """Print JSON instead of tables."""
 
@@ -47,9 +49,9 @@ def run(options: Options) -> None:
     from vitral.data.check import check_data
     from vitral.data.sources.open import open_data
 
-    data = open_data(options.data, options.image_column, options.label_column, options.task)
+    data = open_data(options.data, options.image_column, options.label_column, options.task, options.text_column)
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task("reading", total=len(data.images))
+        task = bar.add_task("reading", total=len(data.inputs))
         report = check_data(data, lambda done, total: bar.update(task, completed=done))
     if options.json:
         print_json(report)

@@ -27,7 +27,9 @@ class Options:
     image_column: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """Column of image paths in a table."""
     label_column: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
-    """Column of labels in a table; several are separated by commas."""
+    """Column of labels in a table, or of what is to be written; several are separated by commas."""
+    text_column: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    """Column of texts to read in a table."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -40,15 +42,15 @@ def run(options: Options) -> None:
 
     source = Path(options.source)
     task = read_run_config(source).document["task"] if is_run(source) else None
-    data = open_data(options.data, options.image_column, options.label_column, task)
+    data = open_data(options.data, options.image_column, options.label_column, task, options.text_column)
     metrics = evaluate(options.source, data, split=options.split)
     if options.json:
         print_json(metrics)
         return
-    rows = next(metrics[key] for key in ("by_class", "by_label", "by_target") if key in metrics)
+    rows = next((metrics[key] for key in ("by_class", "by_label", "by_target", "by_length") if key in metrics), {})
     columns = list(next(iter(rows.values()), {}))
     print_table(
-        f"{options.source} on {metrics['data']}, {metrics['split']} part, {metrics['images']:,} images",
+        f"{options.source} on {metrics['data']}, {metrics['split']} part, {metrics['images']:,} {data.what}",
         ["", *columns],
         [[name, *(_cell(row[key]) for key in columns)] for name, row in rows.items()],
         note=metrics["summary"] + (f", calibration error {metrics['ece']:.3f}" if "ece" in metrics else ""),

@@ -11,33 +11,39 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from vitral.cli.output import print_table
-from vitral.cli.predict import find_images
+from vitral.cli.predict import find_images, find_texts
 from vitral.errors import ImageError, InputError
 
 if TYPE_CHECKING:
     from vitral.explanation.explain import Explanation
+    from vitral.inference.predictor import Predictor
 
 
 @dataclass(frozen=True)
 class Options:
-    """Show what a model looks at in images: as pictures, or as pages to play with.
+    """Show what a model looks at in images or texts: as pictures, or as pages to play with.
 
     Examples: vitral explain runs/digits seven.png; vitral explain runs/digits seven.png --out seven.html;
     vitral explain model.safetensors cat.jpg --method relevance --class tabby --score;
     vitral explain model.safetensors cat.jpg --layer 5 --head 2 --patch 120,64;
-    vitral explain runs/photos folder/ --out pages/{}.html
+    vitral explain runs/photos folder/ --out pages/{}.html;
+    vitral explain runs/digits-lines line.png --method writing; vitral explain runs/numbers-en-it "twenty-one"
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]
     """A run directory, a file of weights, its folder, or hf-hub:owner/name."""
     images: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGE...")]
-    """Images, folders, quoted patterns, or - for a list of paths on standard input."""
-    method: Literal["attention", "rollout", "relevance", "gradcam", "occlusion", "positions", "tokens"] = "attention"
-    """What to show."""
+    """Images, folders, quoted patterns, or - for a list of paths on standard input; for a model that reads text, texts,
+    files with one on each line, or - for lines on standard input."""
+    method: Literal[
+        "attention", "rollout", "relevance", "gradcam", "occlusion", "positions", "tokens", "writing"
+    ] = "attention"  # fmt: skip
+    """What to show; writing is where a model looks on an image for each token that it writes. A model that turns text
+    into text always shows which tokens it looks at for each that it writes."""
     layer: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
-    """Attention and tokens: block, from 0, or from the end below 0; the last by default."""
+    """Attention, tokens and writing: block, from 0, or from the end below 0; the last by default."""
     head: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
-    """Attention: one head alone."""
+    """Attention and writing: one head alone."""
     patch: Annotated[str | None, tyro.conf.arg(metavar="X,Y", help_behavior_hint="")] = None
     """Attention: where the patch at this pixel of the prepared image looks, instead of [CLS]."""
     target: Annotated[str | None, tyro.conf.arg(name="class", metavar="CLASS", help_behavior_hint="")] = None
@@ -64,12 +70,15 @@ def run(options: Options) -> None:
 
     check_takes(options.method, {name: getattr(options, name) for name in FLAGS}, FLAGS)
     patch = _patch(options.patch)
+    predictor = Predictor(options.source)
+    if predictor.inputs.what == "text":
+        run_texts(options, predictor)
+        return
     images = [str(image) for image in find_images(options.images)]
     for image in images:
         if not Path(image).is_file():
             raise ImageError(f"{image} does not exist." if not Path(image).exists() else f"{image} is not a file.")
     paths = file_names(options, images)
-    predictor = Predictor(options.source)
     bar = partial(
         track, description=options.method, console=Console(stderr=True), transient=True,
         disable=not sys.stderr.isatty(),
@@ -90,6 +99,32 @@ def run(options: Options) -> None:
             tell(made, path)
     if options.json:
         print("[\n" + ",\n".join(documents) + "\n]")
+
+
+def run_texts(options: Options, predictor: "Predictor") -> None:
+    """Write and print which tokens are looked at for each that is written."""
+    from vitral.explanation.writing import align
+
+    texts = list(find_texts(options.images))
+    out = Path(options.out or "alignment.png")
+    if len(texts) > 1 and out.suffix and "{}" not in out.name:
+        out = out.with_name(f"{out.stem}-{{}}{out.suffix}")
+    out = out / "alignment-{}.png" if not out.suffix else out
+    documents = []
+    for i, text in enumerate(texts, 1):
+        made = align(predictor, text, options.layer, options.head)
+        path = out.with_name(out.name.replace("{}", str(i)))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made.save(path)
+        if options.json:
+            rows = [[float(f"{w:.5g}") for w in row] for row in made.rows.tolist()]
+            documents.append(
+                {"text": text, "file": str(path), "read": made.source, "written": made.written, "rows": rows}
+            )
+        else:
+            print_table(made.about, ["written", "looked at most"], made.table(), note=f"-> {path}")
+    if options.json:
+        print(json_module.dumps(documents, ensure_ascii=False, indent=1))
 
 
 def tell(made: "Explanation", path: Path) -> None:

@@ -1,17 +1,18 @@
-"""`vitral predict`: labels for images, any number of them."""
+"""`vitral predict`: answers for images or texts, any number of them."""
 
 import csv
 import glob
 import json as json_module
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from vitral.errors import ImageError
+from vitral.config import Writing
+from vitral.errors import ImageError, InputError
 
 if TYPE_CHECKING:
     from vitral.inference.predictor import Predictor
@@ -20,29 +21,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """Predict with a trained model: labels, numbers, masks or boxes, whatever it was trained for.
+    """Predict with a trained model: labels, numbers, masks, boxes or text, whatever it was trained for.
 
     Examples: vitral predict runs/digits photo.png; vitral predict runs/photos folder/ --csv > answers.csv;
-    find . -name "*.jpg" | vitral predict runs/photos -; vitral predict runs/scenes folder/ --out pictures/
+    find . -name "*.jpg" | vitral predict runs/photos -; vitral predict runs/scenes folder/ --out pictures/;
+    vitral predict runs/numbers-en-it "twenty-one" --beam 5 --n-best 3; vitral predict runs/translator sentences.txt;
+    vitral predict runs/author --prompt "Once upon a time" --sample --temperature 0.8
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """Run directory."""
     paths: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="PATH...")]
-    """Images, folders, quoted patterns, or - for a list of paths on standard input."""
+    """Images, folders, quoted patterns, or - for a list of paths on standard input. For a model that reads text: texts,
+    files with one on each line, or - for lines on standard input."""
+    prompt: Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
+    """A text to go on with."""
     top_k: Annotated[int, tyro.conf.arg(metavar="K")] = 3
-    """Labels for each image."""
+    """Labels for each image or text."""
     batch_size: Annotated[int, tyro.conf.arg(metavar="N")] = 32
-    """Images at once."""
+    """Images or texts at once."""
     json: bool = False
     """Print one JSON document."""
     csv: bool = False
-    """Print CSV: image, what the task answers with, error."""
+    """Print CSV: image or text, what the task answers with, error."""
     out: Annotated[str, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = ""
     """Also write each image with its answer on it into this folder; masks too, and boxes as COCO json and YOLO
     labels."""
     slide: bool = False
     """Segmenters: look at large images window by window, at their own resolution."""
+    writing: Annotated[Writing, tyro.conf.arg(name="")] = field(default_factory=Writing)
+    """How text is written."""
 
 
 def find_images(paths: tuple[str, ...]) -> Iterator[str | Path]:
@@ -68,6 +76,22 @@ def find_images(paths: tuple[str, ...]) -> Iterator[str | Path]:
             yield from matches
         else:
             yield path
+
+
+def find_texts(texts: tuple[str, ...]) -> Iterator[str]:
+    """Every text that is given: itself, the lines of a file, or with - those of standard input."""
+    if not texts:
+        raise InputError("no text is given; give texts, files with one on each line, or - for standard input.")
+    for text in texts:
+        if text == "-":
+            yield from (line.rstrip("\n") for line in sys.stdin)
+        elif len(text) < 1000 and Path(text).is_file():
+            try:
+                yield from Path(text).read_text(encoding="utf-8-sig").splitlines()
+            except UnicodeDecodeError as error:
+                raise InputError(f"{text} cannot be read as UTF-8 text ({error}); this model reads text.") from error
+        else:
+            yield text
 
 
 def write_pictures(answers: "Iterator[Answer]", folder: Path, predictor: "Predictor") -> "Iterator[Answer]":
@@ -108,24 +132,31 @@ def run(options: Options) -> None:
 
     from vitral.inference.predictor import Predictor
 
-    predictor = Predictor(options.source, batch_size=options.batch_size, slide=options.slide)
-    answers = predictor.stream(find_images(options.paths), options.top_k)
+    writing = options.writing if options.writing != Writing() else None
+    predictor = Predictor(options.source, batch_size=options.batch_size, slide=options.slide, writing=writing)
+    what = predictor.inputs.what
+    given = options.paths if options.prompt is None else (*options.paths, options.prompt)
+    if what == "image" and options.prompt is not None:
+        raise InputError("this model reads images; --prompt is for those that read text.")
+    answers = predictor.stream(find_images(given) if what == "image" else find_texts(given), options.top_k)
     if options.out:
+        if what != "image":
+            raise InputError("--out writes pictures, and this model reads text; leave it out, or use --csv or --json.")
         answers = write_pictures(answers, Path(options.out), predictor)
     bar = Console(stderr=True)
     answers = track(answers, "predicting", console=bar, transient=True, disable=not sys.stderr.isatty())
     if options.csv:
         writer = csv.writer(sys.stdout)
         columns = predictor.task.answer.columns
-        writer.writerow(["image", *columns, "error"])
+        writer.writerow([what, *columns, "error"])
         for answer in answers:
             rows = [] if answer.error else [[answer.name, *row, ""] for row in answer.rows()]
             writer.writerows(rows or [[answer.name, *[""] * len(columns), answer.error]])
     elif options.json:
         print("[", end="")
         for i, answer in enumerate(answers):
-            print("," * (i > 0) + f"\n  {json_module.dumps(answer.to_dict())}", end="")
+            print("," * (i > 0) + f"\n  {json_module.dumps(answer.to_dict(what), ensure_ascii=False)}", end="")
         print("\n]")
     else:
         for answer in answers:
-            print(f"{answer.name}: {answer.error or answer.text()}")
+            print(f"{answer.name}: {answer.error or answer.text()}" + f"  ({answer.note})" * bool(answer.note))

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """Train a model on a folder of images (or a CSV, Parquet, COCO, YOLO, IDX or CIFAR set, or an embedded one).
+    """Train a model on a folder of images (or a CSV, Parquet, COCO, YOLO, IDX or CIFAR set, texts, or an embedded one).
 
-    The task is told by the data: class folders to classify, numbers to regress, masks to segment, boxes to detect.
+    The task is told by the data: class folders to classify, numbers to regress, masks to segment, boxes to detect,
+    images with texts to caption, pairs of texts to translate, a text file to complete.
 
     Options come from the defaults, under the recipe of the data, under --config, under flags. A run that goes on
     (--resume) has its own.
@@ -28,12 +29,15 @@ class Options:
     Examples: vitral train digits; vitral train photos/ --model vit_lite_conv_patch4_32 --epochs 50 --out runs/photos;
     vitral train photos/ --out runs/photos --resume;
     vitral train photos/ --config folder-finetune --model weights.safetensors;
-    vitral train digits-scenes --task detect; vitral train annotations.json --task segment
+    vitral train digits-scenes --task detect; vitral train annotations.json --task segment;
+    vitral train digits-lines; vitral train pairs.tsv --out runs/translator; vitral train book.txt --out runs/author;
+    vitral train reviews.csv --text-column review --label-column stars --task classify
     """
 
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
-    """digits, digits-rotated, digits-scenes, fashion-mnist, mnist, cifar10, a folder with a folder for each class or
-    with images/ and masks/, a YOLO folder, a COCO json, a CSV or Parquet file, or hf-hub:owner/name."""
+    """digits, digits-lines, digits-rotated, digits-scenes, numbers-en-it, fashion-mnist, mnist, cifar10, a folder with
+    a folder for each class or with images/ and masks/, a YOLO folder, a COCO json, a CSV or Parquet file, pairs of
+    texts (TSV, JSONL or CSV), a text file, or hf-hub:owner/name."""
     out: Annotated[str, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/NAME)")] = ""
     """Run directory to write."""
     config: Annotated[str, tyro.conf.arg(metavar="FILE.toml|RECIPE", help_behavior_hint="")] = ""
@@ -47,7 +51,10 @@ class Options:
     image_column: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """Column of image paths in a table."""
     label_column: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
-    """Column of labels in a table; several columns of numbers or of 0 and 1 are separated by commas."""
+    """Column of labels in a table, or of what is to be written; several columns of numbers or of 0 and 1 are separated
+    by commas."""
+    text_column: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    """Column of texts to read in a table."""
     json: bool = False
     """Print the metrics as JSON, and nothing else."""
     train: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=TrainConfig)
@@ -60,7 +67,7 @@ def defaults(options: Options) -> Options:
     from vitral.recipes import read_config_file
     from vitral.weights.rundir import is_run, read_run_config
 
-    data = opened(options.data, options.image_column, options.label_column, options.task)
+    data = opened(options)
     if options.resume and is_run(started := Path(options.out or f"runs/{data.name}")):
         document = read_run_config(started).document
         return Options(data=options.data, task=document["task"], train=TrainConfig.from_dict(document["train"]))
@@ -68,12 +75,16 @@ def defaults(options: Options) -> Options:
     return Options(data=options.data, train=resolve_config(data, given, options.task))
 
 
-@cache
-def opened(data: str, image_column: str | None, label_column: str | None, task: str | None) -> "Data":
+def opened(options: Options) -> "Data":
     """The data, which are asked for twice: for their recipe, and to train on."""
+    return _opened(options.data, options.image_column, options.label_column, options.task, options.text_column)
+
+
+@cache
+def _opened(*source: Any) -> "Data":
     from vitral.data.sources.open import open_data
 
-    return open_data(data, image_column, label_column, task)
+    return open_data(*source)
 
 
 def run(options: Options) -> None:
@@ -84,7 +95,7 @@ def run(options: Options) -> None:
     from vitral.api import train_and_report
     from vitral.tasks.open import TASKS
 
-    data = opened(options.data, options.image_column, options.label_column, options.task)
+    data = opened(options)
     out = Path(options.out or f"runs/{data.name}")
     command = f"vitral {shlex.join(sys.argv[1:])}" if Path(sys.argv[0]).name in ("vitral", "__main__.py") else ""
     runs = []

@@ -18,11 +18,11 @@ from vitral.data.transforms import normalize
 
 @dataclass(frozen=True)
 class Mixed:
-    """Images ready for the model (B, C, H, W), the share (B,) of each that is its own and not its neighbour's, and the
-    maps (B, 2, 3) they were moved by.
+    """What is ready for the model, images (B, C, H, W) or tokens (B, T), the share (B,) of each that is its own and not
+    its neighbour's, and the maps (B, 2, 3) that images were moved by.
     """
 
-    images: Tensor
+    inputs: Tensor
     own: Tensor
     maps: Tensor | None = None
 

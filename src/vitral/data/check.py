@@ -7,16 +7,19 @@ from typing import Any
 
 import torch
 
-from vitral.data.sources.base import Data, ImageFiles, Problem
+from vitral.data.sources.base import Data, ImageArray, Problem, Texts
 from vitral.errors import ImageError
 
 
 def check_data(data: Data, on_step: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
-    """Read every image once and report; `problems` counts what somebody should look at."""
+    """Read every image or text once and report; `problems` counts what somebody should look at."""
     unreadable: list[dict[str, str]] = []
     by_content: dict[str, list[int]] = defaultdict(list)
     sizes: list[tuple[int, int, int]] = []
-    for i in range(len(data.images)):
+    for i in range(len(data.inputs)):
+        if isinstance(data.inputs, Texts):
+            by_content[data.lines[i].casefold()].append(i)
+            continue
         try:
             pixels = data.images.read(i, "rgb")
         except ImageError as error:
@@ -25,7 +28,7 @@ def check_data(data: Data, on_step: Callable[[int, int], None] = lambda done, to
         shape = (pixels.shape[1], pixels.shape[2])
         by_content[hashlib.sha256(repr(shape).encode() + pixels.contiguous().numpy().tobytes()).hexdigest()].append(i)
         sizes.append((*shape, i))
-        on_step(i + 1, len(data.images))
+        on_step(i + 1, len(data.inputs))
     part_of = {int(i): part for part, indices in data.splits.items() for i in indices}
     groups = [group for group in by_content.values() if len(group) > 1]
     leaks = [group for group in groups if len({part_of.get(i) for i in group}) > 1]
@@ -34,7 +37,7 @@ def check_data(data: Data, on_step: Callable[[int, int], None] = lambda done, to
     few = max(2, 0.1 * max(balance.values(), default=0))
     report = {
         "data": data.name,
-        "images": len(data.images),
+        data.what: len(data.inputs),
         "splits": {part: len(indices) for part, indices in data.splits.items()},
         "kind": data.kind,
         "classes": balance,
@@ -46,10 +49,12 @@ def check_data(data: Data, on_step: Callable[[int, int], None] = lambda done, to
         "classes_alike_but_for_case": _alike(data.classes or data.mask_classes or []),
         "rare_classes": [name for name, count in balance.items() if count < few],
         "sizes": _sizes(sizes),
-        "extreme_sizes": [data.images.name(i) for h, w, i in sizes if min(h, w) < 8 or max(h, w) > 10 * min(h, w)],
+        "extreme_sizes": [data.inputs.name(i) for h, w, i in sizes if min(h, w) < 8 or max(h, w) > 10 * min(h, w)],
         "annotations": _by_kind(data.problems),
     }
-    kinds = ("unreadable", "duplicates", "same_image_other_label", "classes_alike_but_for_case", "extreme_sizes")
+    # A text may well have two translations, and a short one come twice.
+    kinds = ["unreadable", "classes_alike_but_for_case", "extreme_sizes"]
+    kinds += ["duplicates", "same_image_other_label"] if data.what == "images" else []
     report["problems"] = sum(len(report[kind]) for kind in kinds) + len(data.problems)
     return report
 
@@ -58,6 +63,8 @@ def _same_target(data: Data, i: int, j: int) -> bool:
     if data.boxes is not None and not torch.equal(data.boxes.rows[i], data.boxes.rows[j]):
         return False
     if data.masks is not None and not torch.equal(data.masks.images.read(i, "grey"), data.masks.images.read(j, "grey")):
+        return False
+    if data.texts is not None and data.texts[i] != data.texts[j]:
         return False
     return torch.equal(data.targets[i], data.targets[j])
 
@@ -91,7 +98,7 @@ def _by_kind(problems: list[Problem]) -> dict[str, list[dict[str, str]]]:
 
 
 def _names(data: Data, groups: list[list[int]]) -> list[list[str]]:
-    names = data.images.name if isinstance(data.images, ImageFiles) else (lambda i: f"image {i}")
+    names = (lambda i: f"image {i}") if isinstance(data.inputs, ImageArray) else data.inputs.name
     return [[names(i) for i in group] for group in groups]
 
 

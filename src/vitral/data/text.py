@@ -1,20 +1,20 @@
-"""Pairs of texts, from a table or made by rule, and batches of pairs of similar lengths.
-
-Texts stay texts here: what turns them into numbers is in tokenizer.py.
-"""
+"""Texts and pairs of texts from files, how they become tokens, and batches of similar lengths."""
 
 import csv
 import json
-import unicodedata
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitral.data.sources.base import Problem
-from vitral.data.sources.table import SPLIT_COLUMNS, SPLIT_NAMES
+from vitral.config import TextOptions
+from vitral.data.sources.base import Data, Problem, Texts, problem, problem_notes, read_text
+from vitral.data.sources.table import IMAGE_COLUMNS, SPLIT_COLUMNS, SPLIT_NAMES
+from vitral.data.targets import View
+from vitral.data.tokenizer import BPE, Characters, Tokenizer, pad, tidy
 from vitral.errors import DataError
 
 USUAL = (
@@ -23,79 +23,27 @@ USUAL = (
     ("text", "label"),
 )  # fmt: skip
 """Columns that are found by themselves, the first pair that is there."""
-TEXT_PROBLEMS = {
-    "bad_line": "lines cannot be read and were left out",
-    "empty_source": "lines have an empty source and were left out",
-    "empty_target": "lines have an empty target and were left out",
-}
-"""What can be wrong with a line, and what was done about it."""
 PARTS = ("train", "val", "test")
 
 
-@dataclass(frozen=True)
-class TextPairs:
-    """Texts, what each is to become, and the splits."""
-
-    name: str
-    sources: list[str]
-    targets: list[str]
-    splits: dict[str, Tensor]
-    licence: str = "unknown"
-    notes: list[str] = field(default_factory=list)
-    """What was decided on the way, to be said to the user."""
-    problems: list[Problem] = field(default_factory=list)
-    """Lines that were left out: the kind (a key of TEXT_PROBLEMS), where, the error in words."""
-
-    def __post_init__(self) -> None:
-        if not self.sources:
-            raise DataError(f"{self.name} has no pairs of texts; give at least one.")
-        if len(self.sources) != len(self.targets):
-            raise DataError(
-                f"{self.name} has {len(self.sources)} sources but {len(self.targets)} targets; give one for each."
-            )
-
-    def __len__(self) -> int:
-        return len(self.sources)
-
-    def describe(self) -> str:
-        """One line that says what this is."""
-        sizes = "/".join(f"{len(v):,}" for v in self.splits.values())
-        return f"{self.name}: {len(self):,} pairs of texts, split {'/'.join(self.splits)} {sizes}"
-
-    def with_splits(self, val_fraction: float, test_fraction: float, seed: int) -> "TextPairs":
-        """Cut the parts that are missing from the training part, always the same way, and never between equal sources.
-
-        A part that would get all of the training part, or nothing, is not made.
-        """
-        pairs = self
-        for part, fraction in (("test", test_fraction), ("val", val_fraction)):
-            if part in pairs.splits or not fraction:
-                continue
-            members = pairs.splits["train"].tolist()
-            different = list(dict.fromkeys(pairs.sources[i] for i in members))
-            count = min(max(round(len(different) * fraction), 1), len(different) - 1)
-            order = torch.randperm(len(different), generator=torch.Generator().manual_seed(seed))
-            chosen = {different[i] for i in order[:count].tolist()}
-            cut = torch.tensor([i for i in members if pairs.sources[i] in chosen], dtype=torch.long)
-            if not len(cut):
-                continue
-            rest = torch.tensor([i for i in members if pairs.sources[i] not in chosen], dtype=torch.long)
-            note = f"no {part} part was given: {len(cut):,} pairs ({fraction:.0%} of the training part) serve as one"
-            splits = pairs.splits | {"train": rest, part: cut}
-            pairs = replace(pairs, splits=splits, notes=[*pairs.notes, note])
-        return replace(pairs, splits={part: pairs.splits[part] for part in PARTS if part in pairs.splits})
-
-
-def tidy(text: str) -> str:
-    """A text as all texts are read: composed accents, single spaces, none at the ends, no halves of characters."""
-    whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return " ".join(unicodedata.normalize("NFC", whole).split())
+def make_pairs(name: str, pairs: Sequence[tuple[str, str]], splits: dict[str, Tensor], **more: Any) -> Data:
+    """A data set of texts, each with what it is to become."""
+    return Data(
+        name=name,
+        inputs=Texts([source for source, _ in pairs]),
+        targets=torch.zeros(len(pairs), 0),
+        classes=[],
+        splits=splits,
+        kind="none",
+        texts=[target for _, target in pairs],
+        **more,
+    )
 
 
 # ---- from a file ----
 
 
-def load_pairs(path: Path, source_column: str | None = None, target_column: str | None = None) -> TextPairs:
+def load_pairs(path: Path, source_column: str | None = None, target_column: str | None = None) -> Data:
     """Read a CSV, TSV or JSONL file; columns with usual names are found, and a column of splits too.
 
     A TSV file knows no quotes, and if it has two columns it may do without a header. Lines that cannot be read, or have
@@ -122,19 +70,17 @@ def load_pairs(path: Path, source_column: str | None = None, target_column: str 
             read.append(found)
         else:
             place = f"{path} line {line.number}"
-            problems.append({"kind": found.kind, "image": place, "error": f"{place}: {found.error}"})
+            problems.append(problem(found.kind, place, found.error))
     if not read:
         raise DataError(f"{path} has no usable pair of texts; the first problem is {problems[0]['error']}.")
-    kinds = [p["kind"] for p in problems]
-    notes += [f"{kinds.count(kind):,} {words}" for kind, words in TEXT_PROBLEMS.items() if kind in kinds]
+    notes += problem_notes(problems)
     parts = [SPLIT_NAMES.get(part.lower(), part.lower()) for _, _, part in read]
     if set(parts) - set(PARTS) or "train" not in parts:
         got = ", ".join(sorted(part or "nothing" for part in set(parts)))
         raise DataError(f"{path}: column {split} must hold train, val and test, got {got}; mend it or leave it out.")
-    return TextPairs(
-        name=path.stem,
-        sources=[source for source, _, _ in read],
-        targets=[target for _, target, _ in read],
+    return make_pairs(
+        path.stem,
+        [(source, target) for source, target, _ in read],
         splits={
             part: torch.tensor([i for i, p in enumerate(parts) if p == part], dtype=torch.long)
             for part in PARTS
@@ -143,6 +89,14 @@ def load_pairs(path: Path, source_column: str | None = None, target_column: str 
         notes=notes,
         problems=problems,
     )
+
+
+def is_pairs(path: Path) -> bool:
+    """Whether a CSV file is of pairs of texts, by its columns: not of images, and not of texts with labels."""
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+        columns = [name.strip() for name in next(csv.reader(file), [])]
+    found = _usual(columns)
+    return not set(columns) & set(IMAGE_COLUMNS) and found is not None and found[1].lower() != "label"
 
 
 @dataclass(frozen=True)
@@ -225,7 +179,7 @@ def _columns(path: Path, lines: list[_Line], source: str | None, target: str | N
     """The columns of source, target and split; one that is asked for is paired with its usual partner or the last."""
     first = next((line for line in lines if not line.error), lines[0])
     columns = list(first.cells)
-    for asked, flag in ((source, "--source-column"), (target, "--target-column")):
+    for asked, flag in ((source, "--text-column"), (target, "--label-column")):
         if asked is not None and asked not in columns:
             has = f"its columns are {', '.join(columns)}" if first.header else "it has no header"
             raise DataError(f"{path} has no column {asked!r}, {has}; name another with {flag}.")
@@ -243,9 +197,107 @@ def _columns(path: Path, lines: list[_Line], source: str | None, target: str | N
     if source is None or target is None:
         raise DataError(
             f"{path} has no columns with usual names ({', '.join(map('/'.join, USUAL[:4]))} ...), its columns are "
-            f"{', '.join(columns) or 'none'}; name them with --source-column and --target-column."
+            f"{', '.join(columns) or 'none'}; name them with --text-column and --label-column."
         )
     return source, target, split
+
+
+PIECE = 240
+"""Characters of a piece of running text, at most."""
+
+
+def load_running_text(path: Path) -> Data:
+    """Read a text file, to be gone on with: its paragraphs, or its lines where no line is empty, cut where too long.
+
+    A target of 1 says that a piece is the end of its paragraph, 0 that it goes on.
+    """
+    text = read_text(path).replace("\r\n", "\n")
+    mark = "\n\n" if "\n\n" in text.strip() else "\n"
+    pieces = [piece for part in text.split(mark) if part.strip() for piece in _pieces(part.strip("\n"))]
+    if len(pieces) < 2:
+        raise DataError(f"{path} is too short to learn from; it should hold at least two lines or paragraphs.")
+    return Data(
+        name=path.stem,
+        inputs=Texts([piece for piece, _ in pieces]),
+        targets=torch.tensor([[float(end)] for _, end in pieces]),
+        classes=[],
+        splits={"train": torch.arange(len(pieces))},
+        kind="none",
+        notes=[f"each {'paragraph' if mark != chr(10) else 'line'} is a text of its own"],
+    )
+
+
+def _pieces(text: str) -> Iterator[tuple[str, bool]]:
+    """A text in pieces, cut after spaces where there are any, and whether each is the last."""
+    while len(text) > PIECE:
+        cut = max(text.rfind(" ", 0, PIECE), text.rfind("\n", 0, PIECE)) + 1 or PIECE
+        yield text[:cut], False
+        text = text[cut:]
+    yield text, True
+
+
+# ---- tokens ----
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Targets that are tokens: `row(i)` gives those of sample i."""
+
+    count: int
+    row: Callable[[int], list[int]]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def take(self, index: int, view: View, size: tuple[int, int]) -> Tensor:
+        """(T,): text stays what it is wherever the picture goes."""
+        return torch.tensor(self.row(index))
+
+    def stack(self, targets: list[Tensor]) -> Tensor:
+        """(B, T), PAD after the ends."""
+        return pad([target.tolist() for target in targets])[0]
+
+    def warp(self, batch: Tensor, maps: Tensor | None) -> Tensor:
+        """Nothing moves."""
+        return batch
+
+
+def tokenized(data: Data, o: TextOptions) -> Data:
+    """The data with tokenizers trained on the texts of its training part; as it is where it has no texts."""
+    train = data.splits["train"].tolist()
+    texts = {"source": data.lines if isinstance(data.inputs, Texts) else None, "target": data.texts}
+    made = {what: train_tokenizer([each[i] for i in train], o) for what, each in texts.items() if each is not None}
+    return replace(data, tokenizers=made) if made else data
+
+
+def train_tokenizer(texts: Sequence[str], o: TextOptions) -> Characters | BPE:
+    """A tokenizer of the kind that is asked for."""
+    return Characters.train(texts) if o.tokenizer == "characters" else BPE.train(texts, o.vocab_size)
+
+
+LIMIT = 256
+"""Tokens of the longest text, unless more are asked for."""
+
+
+def longest(tokenizer: Tokenizer, texts: Sequence[str], marks: int) -> int:
+    """Tokens to allow for: a quarter more than the longest of the texts has, and as many marks such as EOS."""
+    most = 0
+    for text in sorted(texts, key=len, reverse=True):
+        if len(text) <= most:  # a token is at least a character
+            break
+        most = max(most, len(tokenizer.encode(text)))
+    return min(most + most // 4 + marks, LIMIT)
+
+
+def reading_length(data: Data, o: TextOptions) -> int:
+    """Tokens of the longest text that is read, SOS and EOS among them."""
+    train = [data.lines[i] for i in data.splits["train"].tolist()]
+    return o.max_length or longest(data.tokenizers["source"], train, 2)
+
+
+def too_long(tokenizer: Tokenizer, texts: Sequence[str], most: int) -> Tensor:
+    """(N,) True for texts of more than `most` tokens."""
+    return torch.tensor([len(text) > most and len(tokenizer.encode(text)) > most for text in texts])
 
 
 # ---- batches ----

@@ -6,6 +6,7 @@ feeds a model puts them where it wants them. A tokenizer is saved as plain JSON 
 
 import json
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -23,10 +24,14 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """What UNK is written as."""
 
 
+def tidy(text: str) -> str:
+    """A text as all texts are read: composed accents, single spaces, none at the ends, no halves of characters."""
+    whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return " ".join(unicodedata.normalize("NFC", whole).split())
+
+
 class Tokenizer(Protocol):
     """Text to numbers and back; its length is the number of different tokens, the special ones among them."""
-
-    kind: ClassVar[str]
 
     def __len__(self) -> int: ...
 

@@ -10,12 +10,14 @@ from torch import Tensor
 
 from vitral.config import Preprocess, pair
 from vitral.data.images import read_image
+from vitral.data.inputs import ImageLike
 from vitral.data.targets import View
 from vitral.data.transforms import eval_view
 from vitral.explanation.relevance import select
-from vitral.inference.predictor import ImageLike, Predictor
+from vitral.inference.predictor import Predictor
 from vitral.tasks.base import Frame
 from vitral.tasks.classify import Classify
+from vitral.tasks.write import Writes
 
 Chosen = int | Callable[[Tensor], Tensor] | None
 """A class, a function of the output, or None for the likeliest class."""
@@ -26,7 +28,7 @@ def said(predictor: Predictor, x: Tensor, chosen: Chosen, by_class: bool) -> dic
     outputs, labels = predictor.outputs(x), predictor.labels
     if callable(chosen):
         return {"about": f"your function, {float(select(outputs, chosen)):.4g}"}
-    if not labels:
+    if not labels and not isinstance(predictor.task, Writes):
         return {}
     if not isinstance(predictor.task, Classify):
         frame = Frame("", (x.shape[2], x.shape[3]), View.whole())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from vitral.data.inputs import ImageLike
 from vitral.data.transforms import normalize
 from vitral.errors import InputError, unknown_name
 from vitral.explanation import relevance
@@ -18,7 +19,8 @@ from vitral.explanation.faithfulness import Curves, curves
 from vitral.explanation.page import Rows, all_rows
 from vitral.explanation.positions import position_similarity
 from vitral.explanation.tokens import principal_colours
-from vitral.inference.predictor import ImageLike, Predictor
+from vitral.explanation.writing import looks, words, writer_of
+from vitral.inference.predictor import Predictor
 from vitral.models.vit import VisionTransformer
 from vitral.tasks.classify import Classify
 from vitral.tasks.regress import Regress
@@ -100,11 +102,14 @@ class Question:
     target: relevance.Target = None
     patch: tuple[int, int] | None = None
     track: relevance.Track = iter
+    predictor: Predictor | None = None
+    depth: int = 1
+    """Blocks that there are to choose from."""
 
     @property
     def block(self) -> int:
         """The block asked for, or the last."""
-        return (-1 if self.layer is None else self.layer) % self.model.config.depth
+        return (-1 if self.layer is None else self.layer) % self.depth
 
     @property
     def pooled(self) -> bool:
@@ -145,8 +150,10 @@ def _pooling_rows(q: Question) -> Tensor:
 
 def _where(q: Question, method: str) -> str:
     """Which block a picture is of, and who asks."""
-    if method not in ("attention", "tokens"):
+    if method not in ("attention", "tokens", "writing"):
         return ""
+    if method == "writing":
+        return "the last block of the decoder" if q.layer is None else f"block {q.layer} of the decoder"
     if method == "tokens":
         return f"block {q.block}"
     if q.patch is not None:
@@ -190,6 +197,13 @@ def _tokens(q: Question) -> Maps:
     return principal_colours(features.detach())[0], [f"principal components of block {q.block}"]
 
 
+def _writing(q: Question) -> Maps:
+    assert q.predictor is not None
+    tokens, rows = looks(q.predictor, q.x, q.layer, q.head)
+    titles = [f"{i}: {word!r}" for i, word in enumerate(words(writer_of(q.predictor)[1].tokenizer, tokens), 1)]
+    return to_maps(q.model, rows, q.model.grid_of(q.x)), titles
+
+
 METHODS: dict[str, Callable[[Question], Maps]] = {
     "attention": _attention,
     "rollout": _rollout,
@@ -198,6 +212,7 @@ METHODS: dict[str, Callable[[Question], Maps]] = {
     "occlusion": _occlusion,
     "positions": _positions,
     "tokens": _tokens,
+    "writing": _writing,
 }
 TAKES: dict[str, tuple[str, ...]] = {
     "attention": ("layer", "head", "patch", "score", "interactive"),
@@ -207,6 +222,7 @@ TAKES: dict[str, tuple[str, ...]] = {
     "occlusion": ("target", "score", "interactive"),
     "positions": (),
     "tokens": ("layer", "interactive"),
+    "writing": ("layer", "head"),
 }
 """Which options mean something to a method."""
 
@@ -235,12 +251,13 @@ def explain(
     interactive: bool = False,
     track: relevance.Track = iter,
 ) -> Explanation:
-    """Show what a model looks at: attention, rollout, relevance, gradcam, occlusion, positions or tokens.
+    """Show what a model looks at: attention, rollout, relevance, gradcam, occlusion, positions, tokens or writing.
 
-    `layer` chooses the block for attention and tokens, `head` one head of attention, `patch` (x, y in pixels of the
-    prepared image) asks where that patch looks; `target` is a class (name or number), or a function of the output, for
-    relevance, gradcam and occlusion. `score` measures how faithful the first map is; `interactive` gathers what the
-    .html page needs; `track` is put around the steps of slow methods, to show how far they are (tqdm will do).
+    `layer` chooses the block for attention, tokens and writing (there of the decoder), `head` one head of attention or
+    writing, `patch` (x, y in pixels of the prepared image) asks where that patch looks; `target` is a class (name or
+    number), or a function of the output, for relevance, gradcam and occlusion. `score` measures how faithful the first
+    map is; `interactive` gathers what the .html page needs; `track` is put around the steps of slow methods, to show
+    how far they are (tqdm will do).
     """
     given = {"layer": layer, "head": head, "target": target, "patch": patch, "score": score, "interactive": interactive}
     check_takes(method, given, {"score": "score=True", "interactive": "interactive=True"})
@@ -249,8 +266,12 @@ def explain(
         raise InputError(f"explain takes one image (a path, bytes, a picture or an array), got {what}.")
     predictor = source if isinstance(source, Predictor) else Predictor(source)
     model = predictor.vit
-    layer = _number("layer", "a block", layer, -model.config.depth, model.config.depth - 1)
-    head = _number("head", "a head", head, -model.config.num_heads, model.config.num_heads - 1)
+    depth, heads = model.config.depth, model.config.num_heads
+    if method == "writing":
+        decoder = writer_of(predictor)[0].config.decoder
+        depth, heads = decoder.depth, decoder.num_heads
+    layer = _number("layer", "a block", layer, -depth, depth - 1)
+    head = _number("head", "a head", head, -heads, heads - 1)
     by_class = "target" in TAKES[method]
     chosen = _target(predictor, target) if by_class else None
     if score and (callable(chosen) or not predictor.labels or not isinstance(predictor.task, Classify)):
@@ -262,7 +283,7 @@ def explain(
         patch = _pixel(patch, size, part)
     x = normalize(pixels[None], predictor.preprocess).to(predictor.device)
     with torch.inference_mode(False):
-        question = Question(model, x, layer, head, _asked_of(predictor, chosen), patch, track)
+        question = Question(model, x, layer, head, _asked_of(predictor, chosen), patch, track, predictor, depth)
         maps, titles = METHODS[method](question)
         scores = _scores(question, titles[0], method, maps) if score else {}
         rows = all_rows(model, x, head) if interactive else None
@@ -270,7 +291,7 @@ def explain(
         method, maps.detach().cpu(), titles, pixels, model.config.patch, part,
         where=_where(question, method),
         layer=question.block if "layer" in TAKES[method] and not question.pooled else None,
-        head=None if head is None else head % model.config.num_heads,
+        head=None if head is None else head % heads,
         asked=patch,
         **said(predictor, x, chosen, by_class) if method not in ("positions", "tokens") else {},
         colours=method == "tokens", rows=rows, scores=scores,

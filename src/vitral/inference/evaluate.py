@@ -15,6 +15,7 @@ def evaluate_run(source: str | Path, data: Data, split: str | None = None) -> di
     split = split or next((part for part in ("test", "val") if part in data.splits), "train")
     if split not in data.splits:
         raise DataError(f"{data.name} has no split {split!r}; it has {', '.join(data.splits)}.")
-    found = find(predictor.model, predictor.task, data, data.splits[split], predictor.preprocess, predictor.batch_size)
+    data = predictor.task.usable(predictor.inputs.usable(data))
+    found = find(predictor.model, predictor.task, data, data.splits[split], predictor.inputs, predictor.batch_size)
     metrics = predictor.task.metrics(found)
     return {"data": data.name, "split": split, "summary": predictor.task.summary(metrics), **metrics}

@@ -184,6 +184,7 @@ class TextEncoder(nn.Module):
         super().__init__()
         c = config
         self.config = config
+        self.preprocess = None
         self.labels: list[str] | None = None
         self.load_report: Any = None
         self.token_embed = TokenEmbedding(c)
@@ -195,14 +196,21 @@ class TextEncoder(nn.Module):
 
     def forward_features(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, T) -> (B, T, D): every token after the last block."""
+        mask = self.visible(tokens, mask)
         self.token_embed.check(tokens, mask, what="source")
         z = self.token_embed(tokens, mask)
         for block in self.blocks:
             z = block(z, key_mask(mask))
         return self.norm(z)
 
+    def visible(self, tokens: Tensor, mask: Tensor | None) -> Tensor | None:
+        """The mask that is given, or the one that the padding token tells, if there is one."""
+        pad = self.config.pad_token
+        return tokens != pad if mask is None and pad is not None else mask
+
     def embed(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, T) -> what the head reads: (B, D), or (B, T, D) with `pool="tokens"`."""
+        mask = self.visible(tokens, mask)
         self.token_embed.check(tokens, mask, what="source")
         z = self.token_embed(tokens, mask)
         *inner, last = self.blocks
@@ -230,6 +238,11 @@ class Decoder(nn.Module):
         """(B, T) -> (B, T, D), what `logits` reads; with a cache, tokens are the new ones and the mask is for all."""
         past = cache.length if cache else 0
         self.token_embed.check(tokens, mask, past)
+        if memory is not None and len(tokens) % len(memory.tokens):
+            raise InputError(
+                f"the rows of tokens must be as many as the sources, or some for each, got {len(tokens)} rows and "
+                f"{len(memory.tokens)} sources."
+            )
         causal = causal_mask(tokens.shape[1], past, mask, tokens.device)
         looks_at = (causal,) if memory is None else (memory.tokens, causal, key_mask(memory.visible))
         z = self.token_embed(tokens, mask, past)
@@ -248,6 +261,8 @@ class TextDecoder(nn.Module):
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
         self.config = config
+        self.preprocess = None
+        self.labels: list[str] | None = None
         self.load_report: Any = None
         self.decoder = Decoder(config, memory=False)
         init_text(self)
@@ -270,18 +285,25 @@ class Seq2Seq(nn.Module):
     The source is images (B, C, H, W) with a mask of pixels (B, H, W), or tokens (B, M) with a mask of tokens.
     """
 
-    def __init__(self, config: Seq2SeqConfig) -> None:
+    def __init__(self, config: Seq2SeqConfig, encoder: "VisionTransformer | TextEncoder | None" = None) -> None:
+        """`encoder` brings its weights along; it must be of `config.vit` or `config.encoder`."""
         super().__init__()
         c = config
         self.config = config
         self.preprocess = Preprocess(img_size=c.vit.img_size).for_channels(c.vit.in_chans) if c.vit else None
+        self.labels: list[str] | None = None
         self.load_report: Any = None
-        self.encoder = VisionTransformer(c.vit) if c.vit else TextEncoder(cast(TextConfig, c.encoder))
+        self.encoder = encoder or (VisionTransformer(c.vit) if c.vit else TextEncoder(cast(TextConfig, c.encoder)))
         width, D = self.encoder.config.embed_dim, c.decoder.embed_dim
         self.memory_proj = nn.Identity() if width == D else nn.Linear(width, D)
         self.decoder = Decoder(c.decoder, memory=True)
         init_text(self.decoder)
         init_text(self.memory_proj)
+
+    @property
+    def backbone(self) -> "VisionTransformer | TextEncoder":
+        """The encoder."""
+        return self.encoder
 
     def encode(self, source: Tensor, mask: Tensor | None = None) -> Memory:
         """Images or tokens -> the memory, computed once for however many tokens are written."""
@@ -289,7 +311,7 @@ class Seq2Seq(nn.Module):
             z = self.encoder.forward_features(source, pad=True, mask=mask)
             visible = None if mask is None else self.encoder.visible_tokens(source, pad=True, mask=mask)
         else:
-            z, visible = self.encoder.forward_features(source, mask), mask
+            z, visible = self.encoder.forward_features(source, mask), self.encoder.visible(source, mask)
         return Memory(self.memory_proj(z), visible)
 
     def decode(self, tokens: Tensor, memory: Memory, mask: Tensor | None = None, cache: Cache | None = None) -> Tensor:
@@ -307,8 +329,8 @@ class Seq2Seq(nn.Module):
 
     def attention(self, tokens: Tensor, memory: Memory, mask: Tensor | None = None) -> list[tuple[Tensor, Tensor]]:
         """Exact softmax rows of every decoder block: to tokens (B, h, T, T), and to the memory (B, h, T, M)."""
-        causal, seen = causal_mask(tokens.shape[1], 0, mask, tokens.device), key_mask(memory.visible)
         self.decoder.token_embed.check(tokens, mask)
+        causal, seen = causal_mask(tokens.shape[1], 0, mask, tokens.device), key_mask(memory.visible)
         z, rows = self.decoder.token_embed(tokens, mask), []
         for block in self.decoder.blocks:
             rows.append(cast(DecoderBlock, block).attention_rows(z, memory.tokens, causal, seen))

@@ -11,7 +11,8 @@ from vitral.data.sources.base import Data
 from vitral.reporting.charts import line_chart
 from vitral.reporting.sections import Section, Shown, sections
 from vitral.tasks.base import Task
-from vitral.tasks.open import load_task
+from vitral.tasks.open import load_inputs, load_task
+from vitral.training.card import kind_of
 from vitral.weights.atomic import write_atomically
 from vitral.weights.rundir import read_run_config
 
@@ -32,7 +33,7 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
 .big { font-size: 2rem; font-weight: 650; line-height: 1.1 } .facts { display: flex; flex-wrap: wrap; gap: 1.6rem }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .92rem }
 th, td { text-align: right; padding: .25rem .5rem; border-bottom: 1px solid var(--line) }
-th:first-child, td:first-child { text-align: left }
+th:first-child, td:first-child, .texts td, .texts th { text-align: left } .texts td { vertical-align: top }
 svg { width: 100%; height: auto; display: block } svg text { fill: var(--soft); font-size: 11px; font-family: inherit }
 .shots { display: flex; flex-wrap: wrap; gap: .8rem } figure { margin: 0; width: 112px; font-size: .8rem }
 figure.pair { width: 328px } figure.pair img { width: 160px; height: 160px }
@@ -62,7 +63,7 @@ def _page(document: dict[str, Any], lines: list[dict[str, Any]], shown: list[Sec
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head><body><main>'
         f"<h1>{html.escape(title)}</h1>"
-        f'<p class="soft">A Vision Transformer trained with vitral {html.escape(document["versions"]["vitral"])}</p>'
+        f'<p class="soft">A {kind_of(document)} trained with vitral {html.escape(document["versions"]["vitral"])}</p>'
         f'<div class="grid">{"".join(parts)}</div></main></body></html>\n'
     )
 
@@ -72,18 +73,18 @@ def _section(title: str, body: str, wide: bool = False) -> str:
 
 
 def _summary(document: dict[str, Any]) -> str:
-    task = load_task(document)
+    task, what = load_task(document), document["data"].get("what", "images")
     facts = []
     for part, m in document["metrics"].items():
-        value = f"{100 * m['accuracy']:.2f} %" if task.headline == "accuracy" else f"{m[task.headline]:.4g}"
+        share = task.headline in ("accuracy", "exact")
+        value = f"{100 * m[task.headline]:.2f} %" if share else f"{m[task.headline]:.4g}"
         facts.append(
-            f'<div><div class="big">{value}</div><div>{part} {task.headline_words}, {m["images"]:,} images</div>'
+            f'<div><div class="big">{value}</div><div>{part} {task.headline_words}, {m["images"]:,} {what}</div>'
             f'<div class="soft">{html.escape(task.summary(m))}</div></div>'
         )
     facts.append(
         f'<div><div class="big">{document["parameters"]:,}</div><div>parameters</div>'
-        f'<div class="soft">{html.escape(document["model_name"])}, images of '
-        f"{'x'.join(map(str, document['preprocess']['img_size']))}</div></div>"
+        f'<div class="soft">{html.escape(document["model_name"])}, {load_inputs(document).size}</div></div>'
     )
     return f'<section class="wide"><div class="facts">{"".join(facts)}</div></section>'
 

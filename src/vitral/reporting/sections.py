@@ -3,7 +3,7 @@
 import base64
 import html
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitral.config import Writing
 from vitral.data.images import AtLeast
 from vitral.data.sources.base import Data
 from vitral.data.targets import View
+from vitral.data.tokenizer import tokenizer_from_dict
 from vitral.data.transforms import decode_size, normalize
 from vitral.explanation.explain import explain
 from vitral.explanation.faithfulness import curves
@@ -28,6 +30,7 @@ from vitral.tasks.base import Answer
 from vitral.tasks.drawing import boxed, overlaid
 from vitral.tasks.open import load_task
 from vitral.tasks.regress import Regress
+from vitral.tasks.text_metrics import edit_distance
 
 Section = tuple[str, str, bool]
 """Title, body, and whether it takes the whole width."""
@@ -59,10 +62,15 @@ def sections(s: Shown) -> list[Section]:
 
 
 def _classify(s: Shown) -> list[Section]:
-    return [
+    shown = [
         ("Calibration", _calibration(s), False),
         ("By class", _table(s.metrics["by_class"], "class"), False),
         ("Confusion", confusion_matrix(s.metrics["confusion"], s.document["labels"]), True),
+    ]
+    if s.data.what == "texts":
+        return [*shown, ("Most confident mistakes", _text_mistakes(s), True)]
+    return [
+        *shown,
         ("What it looks at", _looks(s), True),
         ("Is that true to the model?", _faithful(s), True),
         ("Most confident mistakes", _mistakes(s), True),
@@ -70,10 +78,8 @@ def _classify(s: Shown) -> list[Section]:
 
 
 def _multilabel(s: Shown) -> list[Section]:
-    return [
-        ("By label", _table(s.metrics["by_label"], "label"), True),
-        ("Answers", _pictures(s, _labels_truth), True),
-    ]
+    shown = [("By label", _table(s.metrics["by_label"], "label"), True)]
+    return shown if s.data.what == "texts" else [*shown, ("Answers", _pictures(s, _labels_truth), True)]
 
 
 def _regress(s: Shown) -> list[Section]:
@@ -84,6 +90,8 @@ def _regress(s: Shown) -> list[Section]:
         pairs = list(zip(targets[:, i].tolist(), values[:, i].tolist(), strict=True))
         shown.append((f"{name}: told against true", scatter_chart(pairs, f"true {name}", f"told {name}"), False))
         shown.append((f"{name}: errors", histogram([told - true for true, told in pairs], "told - true"), False))
+    if s.data.what == "texts":
+        return shown
     worst = (values - targets).abs().mean(1).argsort(descending=True)[:12]
     return [*shown, ("Largest errors", _pictures(s, _numbers_truth, worst.tolist()), True)]
 
@@ -102,12 +110,43 @@ def _detect(s: Shown) -> list[Section]:
     ]
 
 
+def _caption(s: Shown) -> list[Section]:
+    worst = [row for row, *_ in _written(s)[:12]]
+    return [
+        ("By length, in characters", _table(s.metrics["by_length"], "length"), False),
+        ("Answers", _pictures(s, _text_truth), True),
+        ("Worst answers", _pictures(s, _text_truth, worst), True),
+    ]
+
+
+def _translate(s: Shown) -> list[Section]:
+    rows = _written(s)
+    return [
+        ("By length, in characters", _table(s.metrics["by_length"], "length"), False),
+        ("Answers", _texts([row[1:] for row in sorted(rows)[:12]]), True),
+        ("Worst answers", _texts([row[1:] for row in rows[:12]]), True),
+    ]
+
+
+def _complete(s: Shown) -> list[Section]:
+    """The second half of some pieces as the model would have written it."""
+    predictor, rows = Predictor(s.run, writing=Writing(max_tokens=60)), []
+    for index in s.kept("indices")[-12:].tolist():
+        text = s.data.lines[index]
+        start = text[: text.rfind(" ", 0, len(text) // 2 + 1) + 1] or text[: len(text) // 2]
+        rows.append((start, predictor.predict(start)[0].text(), text[len(start) :]))
+    return [("How it goes on", _texts(rows), True)]
+
+
 SECTIONS: dict[str, Callable[[Shown], list[Section]]] = {
     "classify": _classify,
     "multilabel": _multilabel,
     "regress": _regress,
     "segment": _segment,
     "detect": _detect,
+    "caption": _caption,
+    "translate": _translate,
+    "complete": _complete,
 }
 
 # ---- pictures of answers ----
@@ -174,6 +213,43 @@ def _short(text: str, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[: most - 2].rpartition('  ')[0]} ..."
 
 
+# ---- texts ----
+
+
+def _text_truth(s: Shown, index: int, image: Image.Image) -> str:
+    assert s.data.texts is not None
+    return s.data.texts[index]
+
+
+def _written(s: Shown) -> list[tuple[int, str, str, str]]:
+    """Row, what was read, written, and should have been written, for all that the task kept; the worst first."""
+    tokenizer = tokenizer_from_dict(s.document["tokenizers"]["target"])
+    assert s.data.texts is not None
+    rows = []
+    for row, (index, tokens) in enumerate(zip(s.kept("indices").tolist(), s.kept("said").tolist(), strict=True)):
+        rows.append((row, s.data.inputs.name(index), tokenizer.decode(tokens), s.data.texts[index]))
+    return sorted(rows, key=lambda r: edit_distance(r[2], r[3]) / max(len(r[3]), 1), reverse=True)
+
+
+def _texts(rows: Sequence[Sequence[str]]) -> str:
+    """What was read, what was written, and what should have been."""
+    body = "".join(
+        f"<tr><td>{html.escape(read)}</td><td>{html.escape(said)}</td>"
+        f"<td>{'<span class=soft>the same</span>' if said == true else html.escape(true)}</td></tr>"
+        for read, said, true in rows
+    )
+    return f'<table class="texts"><tr><th>read</th><th>written</th><th>should be</th></tr>{body}</table>'
+
+
+def _text_mistakes(s: Shown, count: int = 16) -> str:
+    """Texts under wrong classes."""
+    labels, rows = s.document["labels"], []
+    for i, said, confidence in _confident_mistakes(s)[:count]:
+        true = labels[int(s.kept("targets")[i])]
+        rows.append((s.data.lines[int(s.kept("indices")[i])], f"{labels[said]} {100 * confidence:.0f} %", true))
+    return _texts(rows) if rows else f"<p>None: every text of the {s.part} part was told right.</p>"
+
+
 # ---- classification ----
 
 
@@ -199,23 +275,28 @@ def _cell(value: float | int) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}" if abs(value) >= 10 else f"{value:.3f}"
 
 
-def _mistakes(s: Shown, count: int = 16) -> str:
+def _confident_mistakes(s: Shown) -> list[tuple[int, int, float]]:
+    """Row, class and confidence of what was told wrong, the most confident first."""
     logits, targets = s.kept("logits").double(), s.kept("targets")
     confidence, said = (logits / s.document["temperature"]).softmax(1).max(1)
     wrong = (said != targets).nonzero()[:, 0]
-    if not len(wrong):
-        return f"<p>None: every image of the {s.part} part was told right.</p>"
-    wrong = wrong[confidence[wrong].argsort(descending=True)][:count]
+    wrong = wrong[confidence[wrong].argsort(descending=True)].tolist()
+    return [(i, int(said[i]), float(confidence[i])) for i in wrong]
+
+
+def _mistakes(s: Shown, count: int = 16) -> str:
     labels, figures = s.document["labels"], []
-    for i in wrong.tolist():
+    for i, said, confidence in _confident_mistakes(s)[:count]:
         index = int(s.kept("indices")[i])
         picture = _picture(s.data.images.read(index, "rgb", AtLeast(112, 112)))
-        name, truth = html.escape(labels[int(said[i])]), html.escape(labels[int(targets[i])])
+        name, truth = html.escape(labels[said]), html.escape(labels[int(s.kept("targets")[i])])
         alt = html.escape(s.data.images.name(index))
         figures.append(
-            f'<figure><img src="{picture}" alt="{alt}"><figcaption>said <b>{name}</b> {100 * confidence[i]:.0f} %<br>'
+            f'<figure><img src="{picture}" alt="{alt}"><figcaption>said <b>{name}</b> {100 * confidence:.0f} %<br>'
             f"is {truth}</figcaption></figure>"
         )
+    if not figures:
+        return f"<p>None: every image of the {s.part} part was told right.</p>"
     return f'<div class="shots">{"".join(figures)}</div>'
 
 

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -20,11 +20,13 @@ Found = dict[str, Tensor]
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], outputs: Any) -> Any:
-    """Apply a function to every tensor of what a model gives: one, or lists, tuples and dataclasses of them."""
+    """Apply a function to every tensor of what a model gives: one, or lists, tuples and dataclasses of such."""
     if isinstance(outputs, Tensor):
         return function(outputs)
     if isinstance(outputs, list | tuple):
         return type(outputs)(map_tensors(function, part) for part in outputs)
+    if not is_dataclass(outputs) or isinstance(outputs, type):
+        return outputs
     return replace(outputs, **{f.name: map_tensors(function, getattr(outputs, f.name)) for f in fields(outputs)})
 
 
@@ -36,11 +38,13 @@ def rest_pooling(backbone: VisionTransformer) -> None:
 
 @dataclass(frozen=True)
 class Frame:
-    """One image that was fed: its name, its size, and the part of it that the model saw."""
+    """One image or text that was fed: its name, its size, and the part of it that the model saw."""
 
     name: str
     size: tuple[int, int]
     view: View
+    note: str = ""
+    """What one should know about how it was read."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +53,17 @@ class Answer(ABC):
 
     name: str
     error: str = ""
+    note: str = field(default="", kw_only=True)
+    """What one should know about the answer."""
 
     columns: ClassVar[tuple[str, ...]] = ()
     """Columns of a table of answers, between the image's name and the error."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
-        return {"image": self.name, "error": self.error} if self.error else {"image": self.name, **self.content()}
+    def to_dict(self, what: str = "image") -> dict[str, Any]:
+        """As plain values; `what` is the word for what was fed."""
+        if self.error:
+            return {what: self.name, "error": self.error}
+        return {what: self.name, **self.content(), **({"note": self.note} if self.note else {})}
 
     @abstractmethod
     def content(self) -> dict[str, Any]:
@@ -113,21 +121,29 @@ class Task(ABC):
         """Outputs of a ViT's own head; 0 where the task brings a head along."""
         return len(self.labels)
 
+    def usable(self, data: Data) -> Data:
+        """The data without what the task cannot use."""
+        return data
+
     @abstractmethod
     def targets(self, data: Data) -> Targets:
         """The targets of a data set, numbered as this task numbers them."""
 
-    def build(self, backbone: VisionTransformer) -> nn.Module:
-        """The model, around a ViT that has `outputs` outputs."""
+    def build(self, backbone: Any) -> nn.Module:
+        """The model, around a ViT or an encoder of texts that has `outputs` outputs."""
         return backbone
 
     def preprocess(self, p: Preprocess) -> Preprocess:
         """What is done to images, starting from what the backbone is used to."""
         return p
 
-    def forward(self, model: nn.Module, images: Tensor, targets: Tensor, noise: Noise) -> Any:
-        """Outputs in training; a task may show the model more than the images."""
-        return model(images)
+    def forward(self, model: nn.Module, inputs: Tensor, targets: Tensor, noise: Noise) -> Any:
+        """Outputs in training; a task may show the model more than the inputs."""
+        return model(inputs)
+
+    def run(self, model: nn.Module, inputs: Tensor, targets: Tensor | None = None) -> Any:
+        """Outputs for inputs that are not trained on; targets are given where the outputs are to be judged."""
+        return model(inputs)
 
     @abstractmethod
     def loss(self, outputs: Any, targets: Tensor, partners: Tensor, own: Tensor) -> Tensor:

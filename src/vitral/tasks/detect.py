@@ -156,11 +156,11 @@ class Detect(Task):
 
     # ---- training ----
 
-    def forward(self, model: nn.Module, images: Tensor, targets: Tensor, noise: Noise) -> DetectorOutput:
+    def forward(self, model: nn.Module, inputs: Tensor, targets: Tensor, noise: Noise) -> DetectorOutput:
         """With spoilt copies of the true boxes beside the queries, for the decoder to mend."""
         if self.options.queries != "anchors" or not self.options.denoise_groups or not targets.shape[1]:
-            return model(images)
-        return model(images, extra=spoil(targets, noise, self.options.denoise_groups, len(self.labels)))
+            return model(inputs)
+        return model(inputs, extra=spoil(targets, noise, self.options.denoise_groups, len(self.labels)))
 
     def loss(self, outputs: DetectorOutput, targets: Tensor, partners: Tensor, own: Tensor) -> Tensor:
         """The losses of every layer of the decoder, and of the mended boxes."""

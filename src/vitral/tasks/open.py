@@ -2,18 +2,25 @@
 
 from typing import Any
 
-from vitral.config import TrainConfig
-from vitral.data.sources.base import Data
+from vitral.config import Preprocess, TrainConfig
+from vitral.data.inputs import ImageInputs, Inputs, TextInputs
+from vitral.data.sources.base import Data, Texts
+from vitral.data.text import reading_length
+from vitral.data.tokenizer import tokenizer_from_dict
 from vitral.errors import ConfigError, unknown_name
 from vitral.tasks.base import Task
 from vitral.tasks.classify import Classify
+from vitral.tasks.complete import Complete
 from vitral.tasks.detect import Detect
 from vitral.tasks.multilabel import Multilabel
 from vitral.tasks.regress import Regress
 from vitral.tasks.segment import Segment
+from vitral.tasks.write import Caption, Translate
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (Classify, Multilabel, Regress, Segment, Detect)}
-_BY_KIND = {"label": "classify", "labels": "multilabel", "numbers": "regress"}
+TASKS: dict[str, type[Task]] = {
+    task.name: task for task in (Classify, Multilabel, Regress, Segment, Detect, Caption, Translate, Complete)
+}
+_BY_KIND = {"label": "classify", "labels": "multilabel", "numbers": "regress", "none": "complete"}
 
 
 def infer_task(data: Data) -> str:
@@ -22,6 +29,8 @@ def infer_task(data: Data) -> str:
         raise ConfigError(f"{data.name} has boxes and masks; say which to learn: --task detect or --task segment.")
     if data.boxes is not None:
         return "detect"
+    if data.texts is not None:
+        return "caption" if data.what == "images" else "translate"
     return "segment" if data.masks is not None else _BY_KIND[data.kind]
 
 
@@ -34,6 +43,21 @@ def make_task(name: str | None, data: Data, config: TrainConfig) -> Task:
     if task.spatial and (config.augment.mixup or config.augment.cutmix):
         raise ConfigError(f"mixup and cutmix do not go with --task {name}; set --augment.mixup 0 --augment.cutmix 0.")
     return task
+
+
+def make_inputs(data: Data, config: TrainConfig, task: str) -> TextInputs | None:
+    """How the texts of the data are read; None where they are images, which the model tells how to read."""
+    if not isinstance(data.inputs, Texts):
+        return None
+    return TextInputs(data.tokenizers["source"], reading_length(data, config.text), ends=task != Complete.name)
+
+
+def load_inputs(document: dict[str, Any]) -> Inputs:
+    """How a finished run reads images or texts, from its `config.json`."""
+    if document["preprocess"] is not None:
+        return ImageInputs(Preprocess.from_dict(document["preprocess"]))
+    tokenizer = tokenizer_from_dict(document["tokenizers"]["source"])
+    return TextInputs(tokenizer, document["source_length"], ends=document["task"] != Complete.name)
 
 
 def load_task(document: dict[str, Any]) -> Task:

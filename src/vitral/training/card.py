@@ -7,7 +7,7 @@ from vitral.tasks.base import Task
 
 def model_card(describe: dict[str, Any], task: Task, metrics: dict[str, Any]) -> str:
     """Say what the model is, how good it is, what it was made from and how to make it again."""
-    data, labels = describe["data"], describe["labels"]
+    data, labels, what = describe["data"], describe["labels"], describe["data"]["what"]
     names = ", ".join(labels[:20]) + (" ..." if len(labels) > 20 else "")
     best = describe["train"]["select"] == "best"
     weights = "the weights that were best on the validation part" if best else "the averaged weights of the last step"
@@ -16,29 +16,34 @@ def model_card(describe: dict[str, Any], task: Task, metrics: dict[str, Any]) ->
     rows = "\n".join(f"| {part} | {m['images']:,} | {task.summary(m)} |" for part, m in metrics.items())
     return f"""# {describe["model_name"]} on {data["name"]}
 
-A Vision Transformer that {task.what.format(n=len(labels))}: {names}.
+A {kind_of(describe)} that {task.what.format(n=len(labels))}{": " * bool(names)}{names}.
 
-| part | images | how good |
+| part | {what} | how good |
 |---|---|---|
 {rows}
 
 ## Data
-{data["name"]}, licence: {data["licence"]}. Images: {parts}.
+{data["name"]}, licence: {data["licence"]}. {what.capitalize()}: {parts}.
 {notes}
 ## Weights
 Trained from {"scratch" if not _started(describe) else describe["model_name"]}. `model.safetensors` holds {weights}; \
 the test part chose nothing.
 
 ## Intended use
-Images like those it was trained on. On others its confidence means little.
+{what.capitalize()} like those it was trained on. On others its confidence means little.
 
 ## Reproduce
 `{describe["command"] or "vitral.train(...)"}` with vitral {describe["versions"]["vitral"]}, seed {describe["seed"]}.
 """
 
 
+def kind_of(describe: dict[str, Any]) -> str:
+    """What the model is, in words."""
+    return "Vision Transformer" if describe["preprocess"] is not None else "Transformer"
+
+
 def _started(describe: dict[str, Any]) -> bool:
     """Whether training began from weights rather than from a name of the zoo."""
     from vitral.models.zoo import MODELS
 
-    return describe["model_name"] not in MODELS
+    return describe["preprocess"] is not None and describe["model_name"] not in MODELS

@@ -3,15 +3,17 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute
 
-from vitral.config import Preprocess, TrainConfig
-from vitral.data.augment import augment, neighbours
-from vitral.data.loader import Batch, TrainLoader
+from vitral.config import TrainConfig
+from vitral.data.augment import neighbours
+from vitral.data.inputs import Batch
+from vitral.data.loader import TrainLoader
 from vitral.data.noise import Noise
 from vitral.errors import TrainingError, unknown_name
 from vitral.nn.regularize import StochasticDepth
@@ -58,7 +60,6 @@ def fit(
     model: nn.Module,
     task: Task,
     loader: TrainLoader,
-    preprocess: Preprocess,
     config: TrainConfig,
     hooks: Hooks,
     processes: Processes,
@@ -96,10 +97,10 @@ def fit(
         for part in split(batch, config.accumulate):
             noise = Noise(config.seed, part.samples)
             place_stochastic_depth(model, noise, device)
-            mixed = augment(part.images.to(device), noise, config.augment, preprocess, mirror=not task.spatial)
+            mixed = loader.inputs.augment(part.inputs.to(device), noise, config.augment, mirror=not task.spatial)
             targets = loader.targets.warp(part.targets.to(device), mixed.maps)
             with autocast(device, dtype):
-                outputs = full_precision(task.forward(net, mixed.images, targets, noise))
+                outputs = full_precision(task.forward(net, mixed.inputs, targets, noise))
                 part_loss = task.loss(outputs, targets, targets[neighbours(len(targets)).to(device)], mixed.own)
             scaler.scale(part_loss / config.accumulate).backward()
             loss += part_loss.item() / config.accumulate
@@ -156,7 +157,7 @@ def split(batch: Batch, parts: int) -> Iterator[Batch]:
     size += size % 2 if parts > 1 else 0
     for i in range(0, len(batch.targets), size):
         at = slice(i, i + size)
-        yield Batch(batch.images[at], batch.targets[at], batch.samples[at], [])
+        yield Batch(batch.inputs[at], batch.targets[at], batch.samples[at], [])
 
 
 def place_stochastic_depth(model: nn.Module, noise: Noise, device: torch.device) -> None:
@@ -181,9 +182,10 @@ def freeze(model: nn.Module, parts: str) -> None:
 
 def recompute_blocks(model: nn.Module) -> None:
     """Keep only the input of each block for the backward pass, and compute the block again there."""
-    for block in getattr(model, "backbone", model).blocks:  # type: ignore[union-attr]
-        forward = block.forward
-        block.forward = lambda *args, forward=forward: recompute(forward, *args, use_reentrant=False)
+    for name, block in model.named_modules():
+        if name.rpartition(".")[0].endswith("blocks"):
+            forward = block.forward
+            block.forward = partial(recompute, forward, use_reentrant=False)
 
 
 def skip(state: State, loss: float, batch: Batch, config: TrainConfig, hooks: Hooks) -> None:

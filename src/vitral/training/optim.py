@@ -20,7 +20,7 @@ from vitral.nn.patches import ConvStem
 # Norms, biases, positions, tokens, LayerScale: decay would pull them from where they belong.
 _NO_DECAY = re.compile(r"(\.bias|_token|pos_embed|latent|gamma|queries\.(anchors|position|content\.weight))$")
 
-_IN_BLOCKS = re.compile(r"(backbone\.|head\.)?blocks\.|(encoder|decoder)\.")
+_IN_BLOCKS = re.compile(r"(backbone\.|head\.)?blocks\.|(encoder|decoder)\.(?!token_embed|output|pos_embed)")
 
 
 def _decays(name: str, parameter: Tensor) -> bool:
@@ -29,7 +29,7 @@ def _decays(name: str, parameter: Tensor) -> bool:
 
 def layer_of(name: str, depth: int) -> int:
     """0 for what comes before the blocks, 1..L for the blocks, L + 1 for what comes after."""
-    name = name.removeprefix("backbone.")
+    name = name.removeprefix("backbone.").removeprefix("encoder.")
     if block := re.match(r"blocks\.(\d+)\.", name):
         return int(block[1]) + 1
     return 0 if name.startswith(("patch_embed", "cls_token", "reg_token", "pos_embed", "norm_pre")) else depth + 1

@@ -15,25 +15,28 @@ import torch
 from torch import Tensor
 
 from vitral import __version__
-from vitral.config import Preprocess, ResNetConfig, ResNetKind, TrainConfig, pair
+from vitral.config import Preprocess, ResNetConfig, ResNetKind, TrainConfig
+from vitral.data.inputs import ImageInputs, Inputs, TextInputs
 from vitral.data.loader import TrainLoader, eval_batches
 from vitral.data.sources.base import Data
-from vitral.data.transforms import normalize
+from vitral.data.text import tokenized
+from vitral.data.tokenizer import PAD
 from vitral.errors import CheckpointError, ConfigError
 from vitral.models.cnn import ResNet
+from vitral.models.seq2seq import TextEncoder
 from vitral.models.vit import VisionTransformer
 from vitral.models.zoo import MODELS, create_model
 from vitral.tasks.base import Found, Task
-from vitral.tasks.open import make_task
+from vitral.tasks.open import make_inputs, make_task
 from vitral.training.card import model_card
 from vitral.training.checkpoint import Checkpoint, load_newest, save_checkpoint
 from vitral.training.distributed import Processes, processes
 from vitral.training.log import RunLog
 from vitral.training.loop import Hooks, fit
-from vitral.training.precision import full_precision, resolve_device, resolve_precision
+from vitral.training.precision import resolve_device, resolve_precision
 from vitral.weights.atomic import save_tensors, write_atomically
 from vitral.weights.load import is_source, load_model, with_stochastic_depth
-from vitral.weights.rundir import CONFIG, WEIGHTS, architecture_of, config_document, is_run, read_run_config
+from vitral.weights.rundir import CONFIG, TOKENIZERS, WEIGHTS, architecture_of, config_document, is_run, read_run_config
 
 # Options that may differ when a run goes on: they change where and how fast it runs, not what it computes.
 MAY_DIFFER = {"device", "workers", "save_minutes", "save_steps", "log_steps", "max_minutes"}
@@ -54,35 +57,39 @@ def train_model(
     command: str = "",
 ) -> Run:  # fmt: skip
     """Train a model on a data set and write its run directory; the task is the one the data are for, or one named."""
-    data = data.with_splits(config.val_fraction, config.test_fraction, seed=0)
+    data = tokenized(data.with_splits(config.val_fraction, config.test_fraction, seed=0), config.text)
     made = make_task(task, data, config)
+    texts = make_inputs(data, config, made.name)
+    data = made.usable(texts.usable(data) if texts else data)
     device = resolve_device(config.device)
     dtype, notice = resolve_precision(config.precision, device)
     with processes(device) as who:
         checkpoint, notes = _open_run(out, config, made, resume, who)
-        model = _make_model(data, config, made, device)
-        preprocess, targets = model.preprocess, made.targets(data)
+        model = _make_model(data, config, made, texts, device)
+        inputs = texts or ImageInputs(model.preprocess)
         loader = TrainLoader(
-            data, preprocess, config.augment, config.batch_size, config.seed, config.strict, config.workers,
-            who.rank, who.world, targets,
+            data, inputs, config.augment, config.batch_size, config.seed, config.strict, config.workers,
+            who.rank, who.world, made.targets(data),
         )  # fmt: skip
         log = RunLog(
             out / "metrics.jsonl" if who.first else None, quiet, checkpoint.step if checkpoint else 0, made.headline
         )
         with log, _signals() as stop:
-            size = "x".join(map(str, pair(preprocess.img_size)))
             params = sum(p.numel() for p in model.parameters())
-            built = f"{config.model} to {made.name}: {params:,} parameters, images of {size}"
+            built = f"{_model_name(config, texts)} to {made.name}: {params:,} parameters, {inputs.size}"
             for note in [data.describe(), *data.notes, *made.notes, built, *filter(None, [notice]), *notes]:
                 log.say(note)
             torch.manual_seed(config.seed)
-            describe = _description(data, config, made, model, command)
+            describe = _description(data, config, made, inputs, model, command)
             if who.first and not resume:
+                if data.tokenizers:
+                    kept = {what: tokenizer.to_dict() for what, tokenizer in data.tokenizers.items()}
+                    write_atomically(out / TOKENIZERS, json.dumps(kept, ensure_ascii=False).encode())
                 write_atomically(out / CONFIG, config_document(describe))
 
             def validate() -> dict[str, float]:
                 share = data.splits["val"][who.rank :: who.world]
-                found = find(model, made, data, share, preprocess, config.batch_size)
+                found = find(model, made, data, share, inputs, config.batch_size)
                 metrics = made.metrics({name: who.gather(tensor) for name, tensor in found.items()})
                 return {name: value for name, value in metrics.items() if isinstance(value, float)}
 
@@ -95,7 +102,7 @@ def train_model(
                     save_checkpoint(out / "checkpoints", state)
 
             hooks = Hooks(log.line, validate if "val" in data.splits else None, save, keep_best, log.warn, stop)
-            state = fit(model, made, loader, preprocess, config, hooks, who, device, dtype, checkpoint)
+            state = fit(model, made, loader, config, hooks, who, device, dtype, checkpoint)
             if state.unreadable:
                 log.warn(f"{state.unreadable} reads of images failed; vitral check names the files")
             if config.select == "best" and (out / "best.safetensors").is_file():
@@ -104,14 +111,17 @@ def train_model(
                 model.load_state_dict(load_file(out / "best.safetensors"))
             if not who.first:
                 return Run(out, {}, wrote=False)
-            return _finish(out, model, made, data, config.batch_size, describe, log)
+            return _finish(out, model, made, data, inputs, config.batch_size, describe, log)
 
 
-def _make_model(data: Data, config: TrainConfig, task: Task, device: torch.device) -> Any:
+def _make_model(data: Data, config: TrainConfig, task: Task, texts: TextInputs | None, device: torch.device) -> Any:
+    torch.manual_seed(config.seed)  # the weights of new heads, and of all that reads text
+    if texts is not None:
+        sizes = (len(texts.tokenizer), texts.max_length, config.text.encoder_layers)
+        more = {"pad_token": PAD, "num_classes": task.outputs}
+        return task.build(TextEncoder(config.text.config(*sizes, **more))).to(device)
     options: dict[str, Any] = {"in_chans": 1 if data.mode == "grey" else 3, "num_classes": task.outputs}
-    if config.img_size is not None:
-        options["img_size"] = config.img_size
-    torch.manual_seed(config.seed)  # the weights of new heads
+    options |= {name: value for name in ("img_size", "patch_size") if (value := getattr(config, name)) is not None}
     backbone: Any
     if config.model not in MODELS and is_source(config.model):
         if is_run(Path(config.model)) and read_run_config(Path(config.model)).architecture != "vit":
@@ -131,6 +141,10 @@ def _make_model(data: Data, config: TrainConfig, task: Task, device: torch.devic
     model = task.build(backbone)
     model.preprocess = task.preprocess(backbone.preprocess)  # type: ignore[assignment]
     return model.to(device)
+
+
+def _model_name(config: TrainConfig, texts: TextInputs | None) -> str:
+    return config.model if texts is None else "transformer"
 
 
 def _open_run(
@@ -193,34 +207,34 @@ def _signals() -> Iterator[Any]:
 
 
 @torch.no_grad()
-def find(model: Any, task: Task, data: Data, indices: Tensor, preprocess: Preprocess, batch_size: int) -> Found:
+def find(model: Any, task: Task, data: Data, indices: Tensor, inputs: Inputs, batch_size: int) -> Found:
     """What the task keeps of chosen images, and their numbers; unreadable images are left out.
 
     Of no images it keeps nothing, in the same shapes: a process without a share still takes part in what follows.
     """
     if not len(indices):
-        some = find(model, task, data, torch.zeros(1, dtype=torch.long), preprocess, 1)
+        some = find(model, task, data, torch.zeros(1, dtype=torch.long), inputs, 1)
         return {name: tensor[:0] for name, tensor in some.items()}
     device = next(model.parameters()).device
     parts: dict[str, list[Tensor]] = {}
-    for batch in eval_batches(data, indices, preprocess, batch_size, False, 0, task.targets(data)):
-        outputs = full_precision(model(normalize(batch.images.to(device), preprocess)))
-        kept = task.found(outputs, batch.targets.to(device)) | {"indices": batch.samples}
+    for batch in eval_batches(data, indices, inputs, batch_size, False, 0, task.targets(data)):
+        targets = batch.targets.to(device)
+        outputs = task.run(model, inputs.normal(batch.inputs.to(device)), targets)
+        kept = task.found(outputs, targets) | {"indices": batch.samples}
         for name, tensor in kept.items():
             parts.setdefault(name, []).append(tensor.cpu())
     return {name: torch.cat(tensors) for name, tensors in parts.items()}
 
 
 def _finish(
-    out: Path, model: Any, task: Task, data: Data, batch_size: int, describe: dict[str, Any], log: RunLog
-) -> Run:
+    out: Path, model: Any, task: Task, data: Data, inputs: Inputs, batch_size: int, describe: dict[str, Any],
+    log: RunLog,
+) -> Run:  # fmt: skip
     """Evaluate the finished model on the parts that were kept apart, and write everything down."""
     save_tensors(out / WEIGHTS, model.state_dict())
     model.eval()
     parts = {
-        p: find(model, task, data, data.splits[p], model.preprocess, batch_size)
-        for p in ("val", "test")
-        if p in data.splits
+        p: find(model, task, data, data.splits[p], inputs, batch_size) for p in ("val", "test") if p in data.splits
     }
     if "val" in parts:
         task.calibrate(parts["val"])
@@ -230,22 +244,25 @@ def _finish(
     write_atomically(out / CONFIG, config_document({**describe, **task.settings(), "metrics": metrics}))
     write_atomically(out / "README.md", model_card(describe, task, metrics).encode())
     for part, m in metrics.items():
-        log.say(f"{part}: {task.summary(m)}, {m['images']:,} images")
+        log.say(f"{part}: {task.summary(m)}, {m['images']:,} {data.what}")
     return Run(out, metrics)
 
 
-def _description(data: Data, config: TrainConfig, task: Task, model: Any, command: str) -> dict[str, Any]:
+def _description(
+    data: Data, config: TrainConfig, task: Task, inputs: Inputs, model: Any, command: str
+) -> dict[str, Any]:
     return {
         "task": task.name,
         "labels": task.labels,
-        "model_name": config.model,
+        "model_name": _model_name(config, inputs if isinstance(inputs, TextInputs) else None),
         "architecture": architecture_of(model),
         "model": model.config.to_dict(),
         "parameters": sum(p.numel() for p in model.parameters()),
-        "preprocess": model.preprocess.to_dict(),
+        "preprocess": model.preprocess.to_dict() if model.preprocess else None,
         "train": config.to_dict(),
         "data": {
             "name": data.name,
+            "what": data.what,
             "mode": data.mode,
             "splits": {part: len(indices) for part, indices in data.splits.items()},
             "licence": data.licence,
@@ -255,6 +272,7 @@ def _description(data: Data, config: TrainConfig, task: Task, model: Any, comman
         "command": command,
         "versions": {"vitral": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "git_revision": _git_revision(),
+        **inputs.settings(),
         **task.settings(),
     }
 

@@ -44,7 +44,8 @@ def inspect_weights(source: str, family: str | None = None, num_heads: int | Non
     if path.is_dir() and is_run(path):
         run = read_run_config(path)
         layout, build, spare = "a run of vitral", run.build, set()
-        settings = [(k, v, "config.json") for k, v in (run.model.to_dict() | run.preprocess.to_dict()).items()]
+        told = run.preprocess.to_dict() if run.preprocess else {}
+        settings = [(k, v, "config.json") for k, v in (run.model.to_dict() | told).items()]
         names, notes = {name: t.shape for name, t in file.tensors.items()}, list(file.notes)
     else:
         found = detect(file, family, **({} if num_heads is None else {"num_heads": num_heads}))

@@ -9,29 +9,33 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from vitral.config import DetectorConfig, Preprocess, SegmenterConfig, ViTConfig
+from vitral.config import DetectorConfig, Preprocess, SegmenterConfig, Seq2SeqConfig, TextConfig, ViTConfig
 from vitral.errors import CheckpointError
 from vitral.models.detector import Detector
 from vitral.models.init import blank
 from vitral.models.segmenter import Segmenter
+from vitral.models.seq2seq import Seq2Seq, TextDecoder, TextEncoder
 from vitral.models.vit import VisionTransformer
 from vitral.weights.files import read_json
 
-AnyConfig = ViTConfig | SegmenterConfig | DetectorConfig
-AnyModel = VisionTransformer | Segmenter | Detector
+AnyConfig = ViTConfig | SegmenterConfig | DetectorConfig | Seq2SeqConfig | TextConfig
+AnyModel = VisionTransformer | Segmenter | Detector | Seq2Seq | TextEncoder | TextDecoder
 ARCHITECTURES: dict[str, tuple[type[AnyConfig], Any]] = {
     "vit": (ViTConfig, VisionTransformer),
     "segmenter": (SegmenterConfig, Segmenter),
     "detector": (DetectorConfig, Detector),
+    "seq2seq": (Seq2SeqConfig, Seq2Seq),
+    "text_encoder": (TextConfig, TextEncoder),
+    "text_decoder": (TextConfig, TextDecoder),
 }
 """What a run's model may be: its options and its class."""
 FORMAT_VERSION = 1
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG, WEIGHTS, TOKENIZERS = "config.json", "model.safetensors", "tokenizer.json"
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What `config.json` holds."""
+    """What `config.json` holds, with what `tokenizer.json` holds under `tokenizers`."""
 
     document: dict[str, Any]
 
@@ -50,9 +54,10 @@ class RunConfig:
         return ARCHITECTURES[self.architecture][1](self.model)
 
     @property
-    def preprocess(self) -> Preprocess:
-        """What is done to an image before the model sees it."""
-        return Preprocess.from_dict(self.document["preprocess"])
+    def preprocess(self) -> Preprocess | None:
+        """What is done to an image before the model sees it; None where it reads text."""
+        options = self.document["preprocess"]
+        return None if options is None else Preprocess.from_dict(options)
 
     @property
     def labels(self) -> list[str] | None:
@@ -88,9 +93,13 @@ def read_run_config(path: Path) -> RunConfig:
         raise CheckpointError(f"{path} has format {version}, this vitral reads {FORMAT_VERSION}.")
     if document.get("architecture", "vit") not in ARCHITECTURES:
         raise CheckpointError(f"{path}: config.json names an unknown architecture, {document['architecture']!r}.")
-    lost = [part for part in ("model", "preprocess") if not isinstance(document.get(part), dict)]
+    lost = [part for part in ("model", "preprocess") if not isinstance(document.get(part, ""), dict | None)]
     if lost or not isinstance(document.get("labels"), list | None):
         raise CheckpointError(f"{path}: config.json lacks {lost[0] if lost else 'a list of labels'}; it is broken.")
+    if (path / TOKENIZERS).is_file():
+        document["tokenizers"] = read_json(path / TOKENIZERS)
+    elif document["preprocess"] is None:
+        raise CheckpointError(f"{path} has no {TOKENIZERS}, without which no text can be read; it is broken.")
     return RunConfig(document)
 
 
@@ -110,7 +119,7 @@ def load_run(path: Path) -> AnyModel:
         model.load_state_dict(weights, assign=True)
     except (SafetensorError, RuntimeError, OSError) as error:
         raise CheckpointError(f"{path / WEIGHTS} does not fit config.json ({str(error).splitlines()[0]}).") from error
-    model.preprocess, model.labels = config.preprocess, config.labels
+    model.preprocess, model.labels = config.preprocess, config.labels  # type: ignore[assignment]
     return model.eval()
 
 

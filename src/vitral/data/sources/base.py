@@ -1,6 +1,6 @@
-"""What every source gives: images that can be read one by one, a target for each, and named splits."""
+"""What every source gives: images or texts that can be read one by one, a target for each, and named splits."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -13,6 +13,7 @@ from vitral.errors import DataError
 
 if TYPE_CHECKING:
     from vitral.data.targets import Boxes, Masks
+    from vitral.data.tokenizer import Tokenizer
 
 Kind = Literal["label", "labels", "numbers", "none"]
 Problem = dict[Literal["kind", "image", "error"], str]
@@ -23,6 +24,8 @@ PROBLEMS = {
     "box_empty": "boxes have no area and were left out",
     "box_invalid": "boxes have impossible numbers and were left out",
     "bad_line": "lines cannot be read and were left out",
+    "empty_source": "lines have an empty text and were left out",
+    "empty_target": "lines have nothing to write and were left out",
     "bad_shape": "outlines cannot be drawn; their boxes are ignored in the masks",
     "bad_target": "rows have no usable target and were left out",
     "image_size": "images have another size than the one written down for them",
@@ -85,6 +88,20 @@ class ImageFiles:
         return str(self.paths[index])
 
 
+@dataclass(frozen=True)
+class Texts:
+    """Texts, held in memory."""
+
+    lines: list[str]
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def name(self, index: int) -> str:
+        """The text itself."""
+        return self.lines[index]
+
+
 def to_mode(x: Tensor, mode: ImageMode) -> Tensor:
     """(..., C, H, W) in the number of channels of the mode."""
     if mode == "rgb" and x.shape[-3] == 1:
@@ -96,14 +113,14 @@ def to_mode(x: Tensor, mode: ImageMode) -> Tensor:
 
 @dataclass(frozen=True)
 class Data:
-    """A data set: images, a target for each, the names of the classes, and the splits.
+    """A data set: images or texts, a target for each, the names of the classes, and the splits.
 
     What `targets` holds is its `kind`: "label" one class number (N,), "labels" a 1 for each class that applies (N, K),
     "numbers" floats (N, K), "none" nothing (N, 0). `classes` also names the classes of the boxes.
     """
 
     name: str
-    images: Images
+    inputs: Images | Texts
     targets: Tensor
     classes: list[str]
     splits: dict[str, Tensor]
@@ -119,33 +136,66 @@ class Data:
     boxes: "Boxes | None" = None
     masks: "Masks | None" = None
     mask_classes: list[str] | None = None
+    texts: list[str] | None = None
+    """What is to be written of each: a caption, a translation."""
+    tokenizers: "Mapping[str, Tokenizer]" = field(default_factory=dict)
+    """What makes tokens of the texts once it is trained: "source" of the inputs, "target" of what is to be written."""
     problems: list[Problem] = field(default_factory=list)
     """Annotations that could not be used as they are: the kind (a key of PROBLEMS), the image, the error in words."""
 
     def __post_init__(self) -> None:
-        if not len(self.images):
-            raise DataError(f"{self.name} has no images.")
-        if len(self.images) != len(self.targets):
-            raise DataError(f"{self.name} has {len(self.images)} images but {len(self.targets)} labels.")
-        for what, targets in (("boxes", self.boxes), ("masks", self.masks)):
-            if targets is not None and len(targets) != len(self.images):
-                raise DataError(f"{self.name} has {len(self.images)} images but {what} for {len(targets)}.")
+        if not len(self.inputs):
+            raise DataError(f"{self.name} has no {self.what}.")
+        if len(self.inputs) != len(self.targets):
+            raise DataError(f"{self.name} has {len(self.inputs)} {self.what} but {len(self.targets)} labels.")
+        for what, targets in (("boxes", self.boxes), ("masks", self.masks), ("texts to write", self.texts)):
+            if targets is not None and len(targets) != len(self.inputs):
+                raise DataError(f"{self.name} has {len(self.inputs)} {self.what} but {what} for {len(targets)}.")
         self._drop_empty_parts()
+
+    @property
+    def what(self) -> str:
+        """The word for what a model is fed."""
+        return "texts" if isinstance(self.inputs, Texts) else "images"
+
+    @property
+    def images(self) -> Images:
+        """The inputs, which must be images."""
+        if isinstance(self.inputs, Texts):
+            raise DataError(f"{self.name} has texts where images are needed.")
+        return self.inputs
+
+    @property
+    def lines(self) -> list[str]:
+        """The inputs, which must be texts."""
+        if not isinstance(self.inputs, Texts):
+            raise DataError(f"{self.name} has images where texts are needed.")
+        return self.inputs.lines
+
+    def lengths(self) -> Tensor | None:
+        """Characters that are read and written for each input, by which batches are put together; None without text."""
+        total = torch.zeros(len(self.inputs), dtype=torch.long)
+        parts = [self.lines if isinstance(self.inputs, Texts) else None, self.texts]
+        for texts in (part for part in parts if part is not None):
+            total += torch.tensor([len(text) for text in texts])
+        return total if any(part is not None for part in parts) else None
 
     def _drop_empty_parts(self) -> None:
         empty = [part for part, indices in self.splits.items() if not len(indices)]
         if "train" in empty:
             first = f" ({self.problems[0]['error']})" if self.problems else ""
-            raise DataError(f"{self.name} has no usable image in its training part{first}.")
+            raise DataError(f"{self.name} has no usable {self.what[:-1]} in its training part{first}.")
         if empty:
-            notes = [f"the {part} part has no usable image and is left out" for part in empty]
+            notes = [f"the {part} part has no usable {self.what[:-1]} and is left out" for part in empty]
             object.__setattr__(self, "splits", {part: v for part, v in self.splits.items() if part not in empty})
             object.__setattr__(self, "notes", [*self.notes, *notes])
 
     def describe(self) -> str:
         """One line that says what this is."""
         sizes = "/".join(f"{len(v):,}" for v in self.splits.values())
-        what = [f"{len(self.images):,} images"]
+        what = [f"{len(self.inputs):,} {self.what}"]
+        if self.texts is not None:
+            what.append(f"and what to write of each, {sum(map(len, self.texts)) / len(self.texts):.0f} characters")
         if self.kind == "label" or (self.boxes is not None and self.kind != "numbers"):
             what.append(f"{len(self.classes)} classes")
         elif self.kind == "labels":
@@ -164,16 +214,38 @@ class Data:
         data = self
         for part, fraction in (("test", test_fraction), ("val", val_fraction)):
             if part not in data.splits and fraction:
-                rest, cut = stratified_split(data.targets, data.splits["train"], fraction, seed)
+                rest, cut = data._cut(fraction, seed)
                 if not len(cut):
                     continue
                 splits = data.splits | {"train": rest, part: cut}
-                note = (
-                    f"no {part} part was given: {len(cut):,} images ({fraction:.0%} of the training part) serve as one"
-                )
+                some = f"{len(cut):,} {data.what} ({fraction:.0%} of the training part)"
+                note = f"no {part} part was given: {some} serve as one"
                 data = replace(data, splits=splits, notes=[*data.notes, note])
         order = [part for part in ("train", "val", "test") if part in data.splits]
         return replace(data, splits={part: data.splits[part] for part in order})
+
+    def without(self, bad: Tensor, why: str) -> "Data":
+        """Leave the inputs that are True out of every part, and say how many there are in all."""
+        parts = {part: indices[~bad[indices]] for part, indices in self.splits.items()}
+        lost = sum(map(len, self.splits.values())) - sum(map(len, parts.values()))
+        return replace(self, splits=parts, notes=[*self.notes, f"{lost:,} {why}"]) if lost else self
+
+    def _cut(self, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+        """The training part in two: class by class, or so that equal texts stay together."""
+        if isinstance(self.inputs, Texts):
+            return split_between_texts(self.inputs.lines, self.splits["train"], fraction, seed)
+        return stratified_split(self.targets, self.splits["train"], fraction, seed)
+
+
+def split_between_texts(texts: Sequence[str], indices: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Split indices in two, the second with `fraction` of the different texts, and never all of them."""
+    members = indices.tolist()
+    different = list(dict.fromkeys(texts[i] for i in members))
+    count = min(max(round(len(different) * fraction), 1), len(different) - 1)
+    order = torch.randperm(len(different), generator=torch.Generator().manual_seed(seed))
+    chosen = {different[i] for i in order[:count].tolist()}
+    parts = [i for i in members if texts[i] not in chosen], [i for i in members if texts[i] in chosen]
+    return torch.tensor(parts[0], dtype=torch.long), torch.tensor(parts[1], dtype=torch.long)
 
 
 def stratified_split(targets: Tensor, indices: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:

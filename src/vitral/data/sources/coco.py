@@ -72,7 +72,7 @@ def load_coco(path: Path) -> Data:
     masks = Masks(DrawnMasks(found.shapes, found.sizes, found.turns, found.paths), names) if drawn else None
     return Data(
         name=path.stem,
-        images=ImageFiles(found.paths),
+        inputs=ImageFiles(found.paths),
         targets=present,
         classes=classes,
         splits=splits,

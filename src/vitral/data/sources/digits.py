@@ -25,7 +25,7 @@ def load_digits() -> Data:
     scaled = torch.from_numpy(np.round(pixels * (255 / 16)).astype(np.uint8)).view(-1, 1, 8, 8)
     return Data(
         name="digits",
-        images=ImageArray(scaled),
+        inputs=ImageArray(scaled),
         targets=labels,
         classes=[str(i) for i in range(10)],
         splits={"train": (~is_test).nonzero()[:, 0], "test": is_test.nonzero()[:, 0]},
@@ -37,5 +37,5 @@ def load_digits() -> Data:
 
 def digit_pixels(digits: Data) -> Tensor:
     """All of them at once, uint8 (N, 1, 8, 8)."""
-    assert isinstance(digits.images, ImageArray)
-    return digits.images.pixels
+    assert isinstance(digits.inputs, ImageArray)
+    return digits.inputs.pixels

@@ -4,7 +4,6 @@ Made from a seed, always the same. Training, validation and test pictures show d
 them is of the same digits as they.
 """
 
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitral.data.noise import Noise
-from vitral.data.sources.base import ImageArray, stratified_split
+from vitral.data.sources.base import Data, ImageArray, stratified_split
 from vitral.data.sources.digits import digit_pixels, load_digits
 from vitral.errors import DataError
 
@@ -40,24 +39,10 @@ VAL_SHARE = 0.05
 _STEPS = np.linspace(0, 1, 2 * WIDE)
 
 
-@dataclass(frozen=True)
-class DigitLines:
-    """Pictures of lines of digits, what each reads, and the splits."""
-
-    name: str
-    images: ImageArray
-    texts: list[str]
-    splits: dict[str, Tensor]
-    digits: Tensor
-    """(N, 8): the number of the embedded digit at each place of a line, -1 after its end."""
-    licence: str
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-
-def make_digit_lines(train: int = 10_000, test: int = 2_000, val: int = 500, seed: int = 0) -> DigitLines:
+def make_digit_lines(train: int = 10_000, test: int = 2_000, val: int = 500, seed: int = 0) -> tuple[Data, Tensor]:
     """Draw the lines: grey pictures of 32 x 128 pixels, every length from one to eight equally often.
+
+    The second is (N, 8): the number of the embedded digit at each place of a line, -1 after its end.
 
     Without validation pictures (`val=0`) all training digits are trained on.
     """
@@ -78,14 +63,19 @@ def make_digit_lines(train: int = 10_000, test: int = 2_000, val: int = 500, see
             litter[at] = _choose(draws["litter"][at], shown[part])
     chosen[np.arange(MOST) >= draws["count"]] = -1
     labels = digits.targets.tolist()
-    return DigitLines(
+    data = Data(
         name="digits-lines",
-        images=ImageArray(_paint(digit_pixels(digits), chosen, litter, draws, seed)),
+        inputs=ImageArray(_paint(digit_pixels(digits), chosen, litter, draws, seed)),
+        targets=torch.zeros(n, 0),
+        classes=[],
+        kind="none",
+        mode="grey",
+        recipe="digits-lines",
         texts=["".join(str(labels[k]) for k in row if k >= 0) for row in chosen.tolist()],
         splits={part: at for part, at in parts.items() if len(at)},
-        digits=torch.from_numpy(chosen),
         licence=digits.licence,
     )
+    return data, torch.from_numpy(chosen)
 
 
 def _draws(noise: Noise) -> dict[str, np.ndarray]:

@@ -96,7 +96,7 @@ def load_masks(path: Path) -> Data:
             problems.append(problem("unknown_class", mask, said))
     return Data(
         name=path.name,
-        images=ImageFiles(images),
+        inputs=ImageFiles(images),
         targets=torch.zeros(len(images), 0),
         classes=classes,
         splits=splits,

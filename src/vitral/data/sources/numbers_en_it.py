@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from vitral.data.noise import Noise
-from vitral.data.text import TextPairs
+from vitral.data.sources.base import Data
+from vitral.data.text import make_pairs
 from vitral.errors import DataError
 
 LIMIT = 1_000_000
@@ -94,7 +95,7 @@ def _halves(n: int) -> tuple[int, int]:
 # ---- the data set ----
 
 
-def make_numbers(train: int = 20_000, test: int = 2_000, val: int = 1_000, seed: int = 0) -> TextPairs:
+def make_numbers(train: int = 20_000, test: int = 2_000, val: int = 1_000, seed: int = 0) -> Data:
     """Pairs of number words, as many as can be of three digits as of four, five and six; all below 100 to train.
 
     The seed alone decides which numbers are held out, whatever the sizes: a number never changes sides.
@@ -109,12 +110,12 @@ def make_numbers(train: int = 20_000, test: int = 2_000, val: int = 1_000, seed:
     drawn["train"] = [*range(min(train, SMALL)), *drawn["train"]]
     numbers = [n for members in drawn.values() for n in members]
     places = torch.arange(len(numbers)).split([len(members) for members in drawn.values()])
-    return TextPairs(
-        name="numbers-en-it",
-        sources=[english(n) for n in numbers],
-        targets=[italian(n) for n in numbers],
+    return make_pairs(
+        "numbers-en-it",
+        [(english(n), italian(n)) for n in numbers],
         splits={name: place for name, place in zip(drawn, places, strict=True) if len(place)},
         licence="none needed (made by rule)",
+        recipe="numbers-en-it",
     )
 
 

@@ -1,5 +1,6 @@
 """Tell what a name or path is by its structure, and open it."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from vitral.config import HUB
@@ -7,14 +8,17 @@ from vitral.data.sources.base import Data
 from vitral.data.sources.cifar import is_cifar_folder, load_cifar10
 from vitral.data.sources.coco import is_coco_folder, load_coco
 from vitral.data.sources.digits import load_digits
+from vitral.data.sources.digits_lines import make_digit_lines
 from vitral.data.sources.folder import load_folder
 from vitral.data.sources.hf import is_hf_folder, load_hf
 from vitral.data.sources.idx import is_idx_folder, load_idx
 from vitral.data.sources.masks import is_masks_folder, load_masks
+from vitral.data.sources.numbers_en_it import make_numbers
 from vitral.data.sources.scenes import make_scenes
 from vitral.data.sources.scenes_digits import make_digit_scenes, make_rotated_digits
 from vitral.data.sources.table import load_table
 from vitral.data.sources.yolo import is_yolo_folder, load_yolo
+from vitral.data.text import is_pairs, load_pairs, load_running_text
 from vitral.errors import DataError
 
 # Where the sets that have a name may lie, besides a folder of that name here.
@@ -25,14 +29,27 @@ PLACES = {
 }
 
 
-MADE = {"digits-scenes": make_digit_scenes, "digits-rotated": make_rotated_digits}
+MADE: dict[str, Callable[[], Data]] = {
+    "digits-scenes": make_digit_scenes,
+    "digits-rotated": make_rotated_digits,
+    "digits-lines": lambda: make_digit_lines()[0],
+    "numbers-en-it": make_numbers,
+}
+"""Sets that are made here, by their names."""
+PAIRS = (".tsv", ".jsonl", ".ndjson")
 
 
 def open_data(
-    source: str | Path, image_column: str | None = None, label_column: str | None = None, task: str | None = None
+    source: str | Path,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    task: str | None = None,
+    text_column: str | None = None,
 ) -> Data:
-    """Open an embedded name (`digits`), a known set, class folders, COCO, Ultralytics or mask folders, a COCO file,
-    a CSV or Parquet file, or a Hugging Face data set; `task` says what a table's labels are for.
+    """Open an embedded name (`digits`), a known set, class folders, COCO, Ultralytics or mask folders, a COCO file, a
+    CSV or Parquet file, pairs of texts (TSV, JSONL, CSV), a text file, or a Hugging Face data set.
+
+    `task` says what a table's labels are for; the columns are found where they have usual names.
     """
     name, path = str(source), Path(source)
     if name == "digits":
@@ -59,10 +76,7 @@ def open_data(
     if path.is_file():
         if path.suffix.lower() == ".json":
             return load_coco(path)
-        if path.suffix.lower() not in (".csv", ".parquet"):
-            kind = path.suffix or "no suffix"
-            raise DataError(f"{path} is a file of an unknown kind ({kind}); give a CSV, Parquet, COCO JSON or folder.")
-        return load_table(path, image_column, label_column, task)
+        return _open_file(path, image_column, label_column, task, text_column)
     if is_hf_folder(path):
         return load_hf(str(path), image_column, label_column)
     if is_idx_folder(path):
@@ -75,3 +89,25 @@ def open_data(
         if is_it(path):
             return load(path)
     return load_folder(path)
+
+
+def _open_file(
+    path: Path, image_column: str | None, label_column: str | None, task: str | None, text_column: str | None
+) -> Data:
+    """A file that is no COCO file: told by its suffix, and a table by its task and columns."""
+    suffix = path.suffix.lower()
+    if suffix == ".txt":
+        return load_running_text(path)
+    if (
+        task == "translate"
+        or (task is None and suffix in PAIRS)
+        or (task is None and suffix == ".csv" and is_pairs(path))
+    ):
+        return load_pairs(path, text_column, label_column)
+    if suffix not in (".csv", ".tsv", ".parquet"):
+        kind = path.suffix or "no suffix"
+        raise DataError(
+            f"{path} is a file of an unknown kind ({kind}); give a CSV, TSV, Parquet, JSONL, text or COCO JSON file, "
+            f"or a folder."
+        )
+    return load_table(path, image_column, label_column, task, text_column)

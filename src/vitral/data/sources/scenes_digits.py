@@ -57,7 +57,7 @@ def make_digit_scenes(train: int = 6000, test: int = 1000, side: int = 64, seed:
     names = ["background", *digits.classes]
     return Data(
         name="digits-scenes",
-        images=ImageArray(torch.from_numpy(pixels)),
+        inputs=ImageArray(torch.from_numpy(pixels)),
         targets=present,
         classes=digits.classes,
         splits={"train": torch.arange(train), "test": torch.arange(train, train + test)},
@@ -196,7 +196,7 @@ def make_rotated_digits(train: int = 12, test: int = 2, seed: int = 0) -> Data:
     starts = [0, *np.cumsum([len(v) for v in members.values()]).tolist()]
     return Data(
         name="digits-rotated",
-        images=ImageArray(pixels),
+        inputs=ImageArray(pixels),
         targets=angles.float()[:, None],
         classes=[],
         splits={part: torch.arange(a, b) for part, a, b in zip(members, starts, starts[1:], strict=False)},

@@ -1,19 +1,26 @@
-"""A CSV or Parquet file with a column of image paths, one or more of labels or numbers, and perhaps one of splits."""
+"""A table (CSV, TSV, Parquet) with a column of image paths or of texts, one or more of what is to be told of them, and
+perhaps one of splits.
+"""
 
 import csv
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import compress
+from operator import not_
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitral.data.sources.base import Data, ImageFiles, Kind, problem, problem_notes
+from vitral.data.sources.base import Data, ImageFiles, Kind, Texts, problem, problem_notes
+from vitral.data.tokenizer import tidy
 from vitral.errors import DataError
 
 IMAGE_COLUMNS = ("image", "path", "file", "filename", "file_name", "image_path")
+TEXT_COLUMNS = ("text", "sentence", "review", "comment", "message", "title")
+CAPTION_COLUMNS = ("caption", "description", "transcription")
 LABEL_COLUMNS = ("label", "class", "target", "category")
 LABELS_COLUMNS = ("labels", "tags")
 """A comma in their cells always stands between two labels."""
@@ -23,36 +30,50 @@ SWITCH = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, "false": 0.0, "true": 1.0}
 
 
 def load_table(
-    path: Path, image_column: str | None = None, label_column: str | None = None, task: str | None = None
+    path: Path,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    task: str | None = None,
+    text_column: str | None = None,
 ) -> Data:
     """Read the table; paths in it are relative to where it lies. `label_column` may name several, separated by commas.
 
-    What the targets are is told by `task` ("regress", "multilabel", or anything else for one class an image), or else
-    by the cells: numbers that are not whole, several labels to a cell, several columns.
+    What the targets are is told by `task` ("regress", "multilabel", "caption", or anything else for one class each), or
+    else by the cells: numbers that are not whole, several labels to a cell, several columns; or by a column that is
+    called caption. The table is of texts if it has a text column and no image column, or one is named.
     """
     columns = _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
-    image = _column(path, columns, image_column, IMAGE_COLUMNS, "image", "--image-column")
+    of_texts = text_column is not None or (image_column is None and has_texts(columns))
     asked = [label_column] if not label_column or label_column in columns else label_column.split(",")
-    usual = (*LABEL_COLUMNS, *LABELS_COLUMNS)
+    if task is None and label_column is None and not any(name in columns for name in LABEL_COLUMNS + LABELS_COLUMNS):
+        task = "caption" if any(name in columns for name in CAPTION_COLUMNS) and not of_texts else None
+    usual = (*CAPTION_COLUMNS, *TEXT_COLUMNS) if task == "caption" else (*LABEL_COLUMNS, *LABELS_COLUMNS)
+    split = next((name for name in SPLIT_COLUMNS if name in columns), None)
+    if of_texts:
+        text = _column(path, columns, text_column, TEXT_COLUMNS, "text", "--text-column")
+        names: list[Any] = [f"{path} row {row}" for row in range(1, len(columns[text]) + 1)]
+        lines = [tidy(value) for value in columns[text]]
+        there = [bool(line) for line in lines]
+        missing = [problem("empty_source", name, f"{text} is empty") for name in compress(names, map(not_, there))]
+    else:
+        image = _column(path, columns, image_column, IMAGE_COLUMNS, "image", "--image-column")
+        names, lines = [path.parent / value for value in columns[image]], []
+        there = [p.is_file() for p in names]
+        missing = [problem("missing_image", p, "does not exist") for p in compress(names, map(not_, there))]
     labels = [
         _column(path, columns, name.strip() if name else None, usual, "label", "--label-column") for name in asked
     ]
-    split = next((name for name in SPLIT_COLUMNS if name in columns), None)
-    paths = [path.parent / value for value in columns[image]]
-    parts = [SPLIT_NAMES.get(v.lower(), v.lower()) for v in columns[split]] if split else ["train"] * len(paths)
+    parts = [SPLIT_NAMES.get(v.lower(), v.lower()) for v in columns[split]] if split else ["train"] * len(names)
     given = set(parts)
     if "train" not in given or not given <= {"train", "val", "test"}:
         raise DataError(f"{path}: column {split} must hold train, val and test, got {', '.join(sorted(given))}.")
-    there = [p.is_file() for p in paths]
-    missing = [
-        problem("missing_image", p, "does not exist") for p, is_it in zip(paths, there, strict=True) if not is_it
-    ]
     if not any(there):
-        raise DataError(f"{path} names {len(paths)} images, none of which exists; the first: {paths[0]}.")
-    paths, parts = list(compress(paths, there)), list(compress(parts, there))
+        what = "texts, all of them empty" if of_texts else f"images, none of which exists; the first: {names[0]}"
+        raise DataError(f"{path} names {len(names)} {what}.")
+    names, parts, lines = (list(compress(column, there)) for column in (names, parts, lines or names))
     read = _read_targets(path, {name: list(compress(columns[name], there)) for name in labels}, task)
-    bad = [problem("bad_target", paths[row], error) for row, error in read.bad.items()]
-    good = [row for row in range(len(paths)) if row not in read.bad]
+    bad = [problem("bad_target", names[row], error) for row, error in read.bad.items()]
+    good = [row for row in range(len(names)) if row not in read.bad]
     if not good:
         raise DataError(f"{path} has no row with a usable target; the first: {bad[0]['error']}.")
     problems = [*missing, *bad]
@@ -63,13 +84,14 @@ def load_table(
     }
     return Data(
         name=path.stem,
-        images=ImageFiles([paths[row] for row in good]),
+        inputs=Texts([lines[row] for row in good]) if of_texts else ImageFiles([names[row] for row in good]),
         targets=read.targets[good],
         classes=read.classes,
         splits=splits,
         notes=[*read.notes, *problem_notes(problems)],
         kind=read.kind,
         target_names=labels if read.kind == "numbers" else None,
+        texts=[read.texts[row] for row in good] if read.texts else None,
         problems=problems,
     )
 
@@ -86,10 +108,19 @@ class _Read:
     classes: list[str]
     bad: dict[int, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    """What is to be written of each."""
+
+
+def has_texts(columns: Collection[str]) -> bool:
+    """Whether a table is of texts rather than of images, by the names of its columns."""
+    return not any(name in columns for name in IMAGE_COLUMNS) and any(name in columns for name in TEXT_COLUMNS)
 
 
 def _read_targets(path: Path, cells: dict[str, list[str]], task: str | None) -> _Read:
     named = ", ".join(cells)
+    if task == "caption":
+        return _read_captions(next(iter(cells.values())))
     if task == "regress" or (task is None and _are_numbers(cells)):
         notes = [] if task else [f"column {named} holds numbers, to be estimated; --task classify makes them classes"]
         return _read_numbers(cells, notes)
@@ -108,6 +139,12 @@ def _read_targets(path: Path, cells: dict[str, list[str]], task: str | None) -> 
         raise DataError(f"{path}: column {named} has only one class ({classes[0] if classes else 'none'}).")
     numbers = {name: i for i, name in enumerate(classes)}
     return _Read("label", torch.tensor([numbers[value] for value in values]), classes)
+
+
+def _read_captions(values: list[str]) -> _Read:
+    texts = [tidy(value) for value in values]
+    bad = {i: "there is nothing to write" for i, text in enumerate(texts) if not text}
+    return _Read("none", torch.zeros(len(texts), 0), [], bad, texts=texts)
 
 
 def _number(cell: str) -> float | None:
@@ -215,7 +252,7 @@ def _column(
 def _read_csv(path: Path) -> dict[str, list[str]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file))
+            rows = list(csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as CSV ({error}).") from error
     if not rows:

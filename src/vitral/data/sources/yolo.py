@@ -64,7 +64,7 @@ def load_yolo(path: Path) -> Data:
         target[[int(row[0]) for row in rows]] = 1
     return Data(
         name=path.name,
-        images=ImageFiles(paths),
+        inputs=ImageFiles(paths),
         targets=present,
         classes=classes,
         splits=splits,

@@ -1,0 +1,95 @@
+"""Completing: a language model, which goes on with a text as those it was trained on went on."""
+
+import math
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from vitral.config import TextOptions, TrainConfig
+from vitral.data.noise import Noise
+from vitral.data.sources.base import Data, Texts
+from vitral.data.targets import Targets
+from vitral.data.text import Tokens, reading_length
+from vitral.data.tokenizer import EOS, PAD, SOS, tokenizer_from_dict
+from vitral.errors import DataError
+from vitral.models.generate import Generated
+from vitral.models.seq2seq import TextDecoder, TextEncoder
+from vitral.tasks.base import Found
+from vitral.tasks.write import Writes, token_losses
+
+
+class Complete(Writes):
+    """A decoder alone. Each sample is a piece of text; EOS follows where a piece is the end of what it was cut from."""
+
+    name = "complete"
+    better = "log_likelihood"
+    headline = "perplexity"
+    headline_words = "perplexity of a token"
+    what = "goes on with a text"
+
+    @classmethod
+    def from_data(cls, data: Data, config: TrainConfig) -> Self:
+        """The tokens are those of the texts."""
+        if not isinstance(data.inputs, Texts) or data.texts is not None or data.kind != "none":
+            raise DataError(f"{data.name} is not plain text; --task complete takes a text file (.txt).")
+        return cls(data.tokenizers["source"], reading_length(data, config.text), config.text, config.label_smoothing)
+
+    @classmethod
+    def from_run(cls, document: dict[str, Any]) -> Self:
+        """Tokens and their number."""
+        options = TextOptions.from_dict(document["train"]["text"])
+        return cls(tokenizer_from_dict(document["tokenizers"]["source"]), document["source_length"], options)
+
+    def targets(self, data: Data) -> Targets:
+        """SOS, the piece, and EOS where it ends."""
+        lines, ends = data.lines, data.targets[:, 0].tolist()
+        return Tokens(len(lines), lambda i: [SOS, *self.tokenizer.encode(lines[i]), *([EOS] if ends[i] else [])])
+
+    def build(self, backbone: TextEncoder) -> nn.Module:
+        """The decoder; an encoder of the same size shows how large."""
+        o = self.options
+        return TextDecoder(o.config(len(self.tokenizer), self.max_length, o.decoder_layers))
+
+    def forward(self, model: nn.Module, inputs: Tensor, targets: Tensor, noise: Noise) -> Tensor:
+        """Logits (B, T, V) of each next token, all before it given."""
+        return model(targets[:, :-1])
+
+    def run(self, model: nn.Module, inputs: Tensor, targets: Tensor | None = None) -> Tensor | list[list[Generated]]:
+        """What comes after a prompt; or, where the whole text is known, the logits of its tokens."""
+        assert isinstance(model, TextDecoder)
+        if targets is not None:
+            return model(targets[:, :-1])
+        longest = int((inputs != PAD).sum(1).max())
+        return self.generate(model, inputs, self.max_length - longest + 1)
+
+    def found(self, outputs: Tensor, targets: Tensor) -> Found:
+        """For each piece: what its tokens cost, how many they and their characters are, and how many were told."""
+        wanted = targets[:, 1:]
+        real = wanted != PAD
+        characters = [len(self.tokenizer.decode(row)) for row in targets.tolist()]
+        return {
+            "nats": token_losses(outputs, wanted).sum(1),
+            "tokens": real.sum(1),
+            "characters": torch.tensor(characters),
+            "told": ((outputs.argmax(2) == wanted) & real).sum(1),
+        }
+
+    def metrics(self, found: Found) -> dict[str, Any]:
+        """Perplexity of a token, bits for a character, and tokens told right."""
+        nats, tokens = float(found["nats"].double().sum()), int(found["tokens"].sum())
+        return {
+            "images": len(found["nats"]),
+            "tokens": tokens,
+            "perplexity": math.exp(min(nats / tokens, 700.0)),
+            "log_likelihood": -nats / tokens,
+            "bits_per_character": nats / math.log(2) / max(int(found["characters"].sum()), 1),
+            "token_accuracy": int(found["told"].sum()) / tokens,
+        }
+
+    def summary(self, metrics: dict[str, Any]) -> str:
+        """The three of them."""
+        return (
+            f"perplexity {metrics['perplexity']:.2f}, {metrics['bits_per_character']:.3f} bits a character, "
+            f"next token right {100 * metrics['token_accuracy']:.1f} %"
+        )
