@@ -52,8 +52,9 @@ class TrainLoader:
     def order(self, epoch: int) -> Tensor:
         """The samples of an epoch, in its order; where there is text, batches are of similar lengths."""
         if self.lengths is not None:
-            batches = bucketed(self.lengths[self.indices], self.batch_size, self.seed, epoch)
-            return self.indices[torch.cat([batch for batch in batches if len(batch) == self.batch_size])]
+            return self.indices[
+                torch.cat(bucketed(self.lengths[self.indices], self.batch_size, self.seed, epoch, whole=True))
+            ]
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
         order = self.indices[torch.randperm(len(self.indices), generator=generator)]
         return order.repeat_interleave(self.repeats)[: len(order)]

@@ -306,17 +306,21 @@ POOL = 64
 """Batches that are sorted by length together: more pad less, and mix less."""
 
 
-def bucketed(lengths: Sequence[int] | Tensor, batch_size: int, seed: int, epoch: int) -> list[Tensor]:
+def bucketed(
+    lengths: Sequence[int] | Tensor, batch_size: int, seed: int, epoch: int, whole: bool = False
+) -> list[Tensor]:
     """Batches of the numbers of samples, similar lengths together, every sample once, in an order the seed decides.
 
     The samples of an epoch are shuffled, sorted by length in pools, cut into batches, and the batches shuffled. Only
-    one batch may be smaller than the others.
+    one batch may be smaller than the others; or, if they must be `whole`, the samples that it would hold are left out:
+    any of them, not the longest.
     """
     if batch_size < 1:
         raise DataError(f"a batch must hold at least one sample, got a batch size of {batch_size}; ask for 1 or more.")
     lengths = torch.as_tensor(lengths)
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     order = torch.randperm(len(lengths), generator=generator)
+    order = order[: len(order) // batch_size * batch_size] if whole else order
     batches: list[Tensor] = []
     for pool in order.split(POOL * batch_size):
         batches += pool[lengths[pool].argsort(stable=True)].split(batch_size)
