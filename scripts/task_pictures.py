@@ -1,7 +1,7 @@
 """The pictures of docs/tasks from finished runs: `python scripts/task_pictures.py RUN DATA docs/images/detect.png`.
 
 Detection and segmentation: truth above, answer below, for the first test images. Several labels: answers. Regression:
-told against true, and the errors.
+told against true, and the errors. Captions and translations: where the model looks while it writes.
 """
 
 import sys
@@ -15,6 +15,8 @@ from matplotlib import pyplot as plt
 from PIL import Image
 
 from vitral.data.sources.open import open_data
+from vitral.explanation.explain import explain
+from vitral.explanation.writing import align
 from vitral.inference.predictor import Predictor
 from vitral.reporting.sections import Shown, box_truth, mask_truth
 from vitral.tasks.regress import Regress
@@ -28,6 +30,12 @@ def main() -> None:
     run, data, out = Path(sys.argv[1]), open_data(sys.argv[2]), sys.argv[3]
     predictor, document = Predictor(run), read_run_config(run).document
     shown = Shown(run, document, load_file(run / "evaluation.safetensors"), data, "test")
+    if predictor.task.name in ("caption", "translate"):
+        index = int(shown.kept("indices")[COUNT * COUNT])
+        caption = predictor.task.name == "caption"
+        made = explain(predictor, data.images.read(index, predictor.mode), "writing") if caption else None
+        (made or align(predictor, data.lines[index])).save(out)
+        return
     if isinstance(predictor.task, Regress):
         figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
         values, true = predictor.task.split(shown.kept("outputs").double())[0][:, 0], shown.kept("targets")[:, 0]

@@ -66,9 +66,9 @@ class Written(Answer):
 def token_losses(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
     """(B, T): cross-entropy of the logits (B, T, V) of each next token, 0 on PAD."""
     each = F.cross_entropy(
-        logits.transpose(1, 2), targets, ignore_index=PAD, label_smoothing=smoothing, reduction="none"
+        logits.flatten(0, 1), targets.flatten(), ignore_index=PAD, label_smoothing=smoothing, reduction="none"
     )
-    return each * (targets != PAD)
+    return each.view(targets.shape)
 
 
 def token_hits(logits: Tensor, targets: Tensor) -> Tensor:
