@@ -31,7 +31,7 @@ def main() -> None:
     predictor, document = Predictor(run), read_run_config(run).document
     shown = Shown(run, document, load_file(run / "evaluation.safetensors"), data, "test")
     if predictor.task.name in ("caption", "translate"):
-        index = int(shown.kept("indices")[COUNT * COUNT])
+        index = int(shown.kept("indices")[len(shown.kept("indices")) * 2 // 3])
         caption = predictor.task.name == "caption"
         made = explain(predictor, data.images.read(index, predictor.mode), "writing") if caption else None
         (made or align(predictor, data.lines[index])).save(out)

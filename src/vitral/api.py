@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vitral.config import TrainConfig
+from vitral.config import TrainConfig, Writing
 from vitral.data.sources.base import Data
 from vitral.data.sources.open import open_data
 from vitral.inference.evaluate import evaluate_run
@@ -62,6 +62,11 @@ def train_and_report(
     return run
 
 
-def evaluate(source: str | Path, data: str | Path | Data, *, split: str | None = None) -> dict[str, Any]:
-    """Metrics of a trained model on a split of labelled data: the test part, or else validation, or everything."""
-    return evaluate_run(source, data if isinstance(data, Data) else open_data(data), split)
+def evaluate(
+    source: str | Path, data: str | Path | Data, *, split: str | None = None, writing: Writing | None = None
+) -> dict[str, Any]:
+    """Metrics of a trained model on a split of labelled data: the test part, or else validation, or everything.
+
+    `writing` is how a model that writes text does it: greedily if it is not given.
+    """
+    return evaluate_run(source, data if isinstance(data, Data) else open_data(data), split, writing)

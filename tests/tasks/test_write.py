@@ -449,3 +449,9 @@ class TestCommandLine:
         path.write_text("source\ttarget\none\tuno\ntwo\tdueX\n")
         _, out, _ = self.say(capsys, "eval", runs["translate"].path, path, "--json")
         assert json.loads(out)["exact"] == 0.5
+        _, out, _ = self.say(capsys, "eval", runs["translate"].path, path, "--beam", 2)
+        assert "exact 50.00 %" in out
+        code, _, err = self.say(capsys, "eval", runs["classify"].path, runs["classify"].path.parent / "reviews.csv",
+                                "--beam", 2)  # fmt: skip
+        assert code
+        assert "writes no text" in err

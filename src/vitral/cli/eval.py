@@ -1,19 +1,21 @@
 """`vitral eval`: how a trained model does on labelled data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from vitral.cli.output import print_json, print_table
+from vitral.config import Writing
 
 
 @dataclass(frozen=True)
 class Options:
     """Evaluate a trained model on labelled data.
 
-    Examples: vitral eval runs/digits digits; vitral eval runs/photos new-photos/ --json
+    Examples: vitral eval runs/digits digits; vitral eval runs/photos new-photos/ --json;
+    vitral eval runs/numbers-en-it numbers-en-it --beam 4
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
@@ -30,6 +32,8 @@ class Options:
     """Column of labels in a table, or of what is to be written; several are separated by commas."""
     text_column: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """Column of texts to read in a table."""
+    writing: Annotated[Writing, tyro.conf.arg(name="")] = field(default_factory=Writing)
+    """How text is written."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -43,7 +47,8 @@ def run(options: Options) -> None:
     source = Path(options.source)
     task = read_run_config(source).document["task"] if is_run(source) else None
     data = open_data(options.data, options.image_column, options.label_column, task, options.text_column)
-    metrics = evaluate(options.source, data, split=options.split)
+    writing = options.writing if options.writing != Writing() else None
+    metrics = evaluate(options.source, data, split=options.split, writing=writing)
     if options.json:
         print_json(metrics)
         return

@@ -3,15 +3,18 @@
 from pathlib import Path
 from typing import Any
 
+from vitral.config import Writing
 from vitral.data.sources.base import Data
 from vitral.errors import DataError
 from vitral.inference.predictor import Predictor
 from vitral.training.session import find
 
 
-def evaluate_run(source: str | Path, data: Data, split: str | None = None) -> dict[str, Any]:
+def evaluate_run(
+    source: str | Path, data: Data, split: str | None = None, writing: Writing | None = None
+) -> dict[str, Any]:
     """Metrics of a run on a split of the data: the test part, or else validation, or else everything."""
-    predictor = Predictor(source)
+    predictor = Predictor(source, writing=writing)
     split = split or next((part for part in ("test", "val") if part in data.splits), "train")
     if split not in data.splits:
         raise DataError(f"{data.name} has no split {split!r}; it has {', '.join(data.splits)}.")

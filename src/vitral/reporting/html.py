@@ -36,6 +36,7 @@ th, td { text-align: right; padding: .25rem .5rem; border-bottom: 1px solid var(
 th:first-child, td:first-child, .texts td, .texts th { text-align: left } .texts td { vertical-align: top }
 svg { width: 100%; height: auto; display: block } svg text { fill: var(--soft); font-size: 11px; font-family: inherit }
 .shots { display: flex; flex-wrap: wrap; gap: .8rem } figure { margin: 0; width: 112px; font-size: .8rem }
+figure.line { width: 232px } figure.line img { width: 232px; height: auto } .figure { max-width: 100% }
 figure.pair { width: 328px } figure.pair img { width: 160px; height: 160px }
 figure img { width: 112px; height: 112px; object-fit: contain; image-rendering: pixelated; border-radius: 6px;
   background: #8884 } figcaption b { color: var(--bad) }

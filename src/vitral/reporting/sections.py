@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from vitral.explanation.explain import explain
 from vitral.explanation.faithfulness import curves
 from vitral.explanation.figures import blended
 from vitral.explanation.relevance import attribution, input_gradients
+from vitral.explanation.writing import align
 from vitral.inference.predictor import Predictor
 from vitral.models.cost import model_cost
 from vitral.reporting.charts import confusion_matrix, histogram, line_chart, reliability_chart, scatter_chart
@@ -31,6 +32,9 @@ from vitral.tasks.drawing import boxed, overlaid
 from vitral.tasks.open import load_task
 from vitral.tasks.regress import Regress
 from vitral.tasks.text_metrics import edit_distance
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Section = tuple[str, str, bool]
 """Title, body, and whether it takes the whole width."""
@@ -116,6 +120,7 @@ def _caption(s: Shown) -> list[Section]:
         ("By length, in characters", _table(s.metrics["by_length"], "length"), False),
         ("Answers", _pictures(s, _text_truth), True),
         ("Worst answers", _pictures(s, _text_truth, worst), True),
+        ("Where it looks while it writes", _caption_looks(s), True),
     ]
 
 
@@ -123,8 +128,9 @@ def _translate(s: Shown) -> list[Section]:
     rows = _written(s)
     return [
         ("By length, in characters", _table(s.metrics["by_length"], "length"), False),
-        ("Answers", _texts([row[1:] for row in sorted(rows)[:12]]), True),
+        ("Answers", _texts([row[1:] for row in sorted(rows)[:: max(len(rows) // 12, 1)][:12]]), True),
         ("Worst answers", _texts([row[1:] for row in rows[:12]]), True),
+        ("Where it looks while it writes", _translate_looks(s), True),
     ]
 
 
@@ -186,9 +192,10 @@ def box_truth(s: Shown, index: int, image: Image.Image) -> Image.Image:
 
 
 def _pictures(s: Shown, truth: Truth, rows: list[int] | None = None, count: int = 12) -> str:
-    """The first images of the part, or chosen rows of it, with answer and truth."""
+    """Some images of the part, from first to last, or chosen rows of it, with answer and truth."""
     predictor, figures = Predictor(s.run), []
-    for i in rows if rows is not None else range(min(count, len(s.kept("indices")))):
+    total = len(s.kept("indices"))
+    for i in rows if rows is not None else (k * total // count for k in range(min(count, total))):
         index = int(s.kept("indices")[i])
         pixels = s.data.images.read(index, predictor.mode)
         answer: Answer = predictor.predict(pixels)[0]
@@ -196,9 +203,10 @@ def _pictures(s: Shown, truth: Truth, rows: list[int] | None = None, count: int 
         true = truth(s, index, image)
         alt, told = html.escape(s.data.images.name(index)), html.escape(_short(answer.text()))
         if isinstance(true, str):
+            line = image.width > 2 * image.height
             figures.append(
-                f'<figure><img src="{_data_url(image)}" alt="{alt}"><figcaption>said {told}<br>is {html.escape(true)}'
-                f"</figcaption></figure>"
+                f'<figure{" class=line" * line}><img src="{_data_url(image, 232 if line else 112)}" alt="{alt}">'
+                f"<figcaption>said {told}<br>is {html.escape(true)}</figcaption></figure>"
             )
         else:
             pair = "".join(
@@ -229,6 +237,29 @@ def _written(s: Shown) -> list[tuple[int, str, str, str]]:
     for row, (index, tokens) in enumerate(zip(s.kept("indices").tolist(), s.kept("said").tolist(), strict=True)):
         rows.append((row, s.data.inputs.name(index), tokenizer.decode(tokens), s.data.texts[index]))
     return sorted(rows, key=lambda r: edit_distance(r[2], r[3]) / max(len(r[3]), 1), reverse=True)
+
+
+def _middle(s: Shown) -> int:
+    """The number of an input of middling length."""
+    return int(s.kept("indices")[len(s.kept("indices")) * 2 // 3])
+
+
+def _caption_looks(s: Shown) -> str:
+    predictor = Predictor(s.run)
+    made = explain(predictor, s.data.images.read(_middle(s), predictor.mode), "writing")
+    return _figure(made.figure(), made.caption)
+
+
+def _translate_looks(s: Shown) -> str:
+    made = align(Predictor(s.run), s.data.lines[_middle(s)])
+    return _figure(made.figure(), made.about)
+
+
+def _figure(figure: "Figure", about: str) -> str:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=90)
+    picture = base64.b64encode(buffer.getvalue()).decode()
+    return f'<img class="figure" src="data:image/png;base64,{picture}" alt="{html.escape(about)}">'
 
 
 def _texts(rows: Sequence[Sequence[str]]) -> str:

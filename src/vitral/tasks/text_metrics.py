@@ -83,6 +83,7 @@ def _corpus_scores(said: list[str], true: list[str]) -> dict[str, Any]:
         raise DataError("BLEU and chrF need sacrebleu: pip install 'vitral[train]'.") from None
     bleu = BLEU()
     return {
+        "words": sum(len(text.split()) for text in true) / len(true),
         "bleu": float(bleu.corpus_score(said, [true]).score),
         "chrf": float(CHRF().corpus_score(said, [true]).score),
         "bleu_signature": str(bleu.get_signature()),
