@@ -593,6 +593,10 @@ class Writing(Options):
         self._check_numbers(["beam", "n_best"], 1, whole=True)
         self._check_numbers(["seed"], 0, whole=True)
         self._check_numbers(["temperature"], 1e-6)
+        self._check_numbers(["length_penalty"], -math.inf)
+        self._check_numbers(["sample_top_p"], 1e-9, 1 + 1e-9)
+        given = [name for name in ("sample_top_k", "max_tokens") if getattr(self, name) is not None]
+        self._check_numbers(given, 1, whole=True)
         if self.sample and self.beam > 1:
             raise ConfigError("a beam and sample exclude each other; give one of them.")
         if not self.sample and self.n_best > self.beam:

@@ -356,8 +356,8 @@ def _check(
         raise InputError(f"method must be one of {', '.join(METHODS)}, got {method!r}.")
     whole = {"max_length": max_length, "beam": beam, "n_best": n_best, "top_k": 1 if top_k is None else top_k}
     for name, value in whole.items():
-        if value < 1:
-            raise InputError(f"{name} must be at least 1, got {value}.")
+        if not isinstance(value, int) or value < 1:
+            raise InputError(f"{name} must be a whole number of at least 1, got {value!r}.")
     most = {"greedy": 1, "beam": beam, "sample": n_best}[method]
     if n_best > most:
         raise InputError(f"n_best must be at most {most} with method {method}, got {n_best}; widen the beam.")
