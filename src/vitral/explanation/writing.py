@@ -1,5 +1,6 @@
 """Where a decoder looks while it writes: for each token, the patches of the image or the tokens of the text."""
 
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,7 +70,9 @@ class Alignment:
         from matplotlib.figure import Figure
 
         T, M = self.rows.shape
-        figure = Figure(figsize=(1.2 + 0.34 * M, 1.2 + 0.28 * T), layout="constrained")
+        width = 1.6 + 0.34 * M
+        title = textwrap.fill(self.about, int(width * 13))
+        figure = Figure(figsize=(width, 1.2 + 0.28 * T + 0.15 * title.count("\n")), layout="constrained")
         ax = figure.subplots()
         shown = ax.imshow(self.rows.numpy(), cmap="Blues", vmin=0, aspect="auto")
         ax.set_xticks(range(M), self.source, rotation=60, ha="left", fontsize=8)
@@ -77,7 +80,7 @@ class Alignment:
         ax.xaxis.tick_top()
         ax.tick_params(length=0)
         figure.colorbar(shown, shrink=0.8).ax.tick_params(labelsize=7)
-        figure.suptitle(self.about, fontsize=9)
+        figure.suptitle(title, fontsize=9)
         return figure
 
     def save(self, path: str | Path) -> Path:
