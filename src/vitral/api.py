@@ -43,7 +43,7 @@ def train(
     """Train a model and write its run directory `out`; `options` are fields of `vitral.config.TrainConfig`.
 
     `vitral.train("digits", out="runs/digits", epochs=20)`. `data` is a name or path, or what `open_data` gave; `task`
-    is classify, multilabel, regress, segment or detect, by default what the data are for.
+    is one of `vitral.config.TaskName`, by default what the data are for.
     """
     if task is None and resume and is_run(Path(out)):
         task = read_run_config(Path(out)).document["task"]
@@ -69,4 +69,5 @@ def evaluate(
 
     `writing` is how a model that writes text does it: greedily if it is not given.
     """
-    return evaluate_run(source, data if isinstance(data, Data) else open_data(data), split, writing)
+    task = read_run_config(Path(source)).document["task"] if is_run(Path(source)) else None
+    return evaluate_run(source, data if isinstance(data, Data) else open_data(data, task=task), split, writing)

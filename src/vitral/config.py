@@ -27,7 +27,7 @@ Optimizer = Literal["adamw", "muon"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Select = Literal["last", "best"]
-TaskName = Literal["classify", "multilabel", "regress", "segment", "detect", "caption", "translate", "complete"]
+TaskName = Literal["classify", "multilabel", "regress", "segment", "detect", "caption", "translate", "complete", "tag"]
 RegressLoss = Literal["squared", "l1", "huber", "gaussian"]
 MultilabelLoss = Literal["bce", "asymmetric"]
 SegmentHead = Literal["linear", "conv", "mask"]
@@ -597,6 +597,9 @@ class Writing(Options):
         self._check_numbers(["sample_top_p"], 1e-9, 1 + 1e-9)
         given = [name for name in ("sample_top_k", "max_tokens") if getattr(self, name) is not None]
         self._check_numbers(given, 1, whole=True)
+        of_chance = self.temperature != 1 or self.sample_top_k is not None or self.sample_top_p != 1
+        if of_chance and not self.sample:
+            raise ConfigError("temperature, sample_top_k and sample_top_p are for sampling; ask for sample too.")
         if self.sample and self.beam > 1:
             raise ConfigError("a beam and sample exclude each other; give one of them.")
         if not self.sample and self.n_best > self.beam:

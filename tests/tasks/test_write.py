@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -62,6 +63,10 @@ WORDS = [
 SENTENCES = ["the cat sat on the mat", "a dog ate his hat", "one bird and a tree", "my house is small"]
 
 
+def replace_options(**text):
+    return QUICK | {"text": SMALL | text}
+
+
 def number_pairs():
     pairs = list(zip(WORDS[::2], WORDS[1::2], strict=True)) * 6
     return make_pairs("few", pairs, {"train": torch.arange(60), "val": torch.arange(10), "test": torch.arange(10)})
@@ -96,6 +101,17 @@ class TestSources:
         assert infer_task(open_data(tmp_path / "a.txt")) == "complete"
         (tmp_path / "a.csv").write_text("en,it\ncat,gatto\ndog,cane\n")
         assert infer_task(open_data(tmp_path / "a.csv")) == "translate"
+        (tmp_path / "c.tsv").write_text("image\tlabel\na.png\tcat\n")
+        with pytest.raises(DataError, match="names 1 images, none of which exists"):
+            open_data(tmp_path / "c.tsv")
+        (tmp_path / "d.tsv").write_text("text\tlabel\ncat\tanimal\nrose\tplant\n")
+        assert infer_task(open_data(tmp_path / "d.tsv")) == "classify"
+        (tmp_path / "e.csv").write_text("text,target\ngood,1\nbad,0\n")
+        assert infer_task(open_data(tmp_path / "e.csv")) == "classify"
+        (tmp_path / "f.csv").write_text("source,target,category\ngood,1,a\nbad,0,b\n")
+        assert infer_task(open_data(tmp_path / "f.csv", None, "category", None, "source")) == "classify"
+        (tmp_path / "g.jsonl").write_text('{"text": "good", "label": "a"}\n{"text": "bad", "label": "b"}\n')
+        assert infer_task(open_data(tmp_path / "g.jsonl")) == "classify"
         (tmp_path / "b.csv").write_text("text,label\ncat,animal\nrose,plant\n")
         assert infer_task(open_data(tmp_path / "b.csv")) == "classify"
         assert infer_task(open_data(tmp_path / "b.csv", task="translate")) == "translate"
@@ -110,6 +126,24 @@ class TestSources:
         assert sorted(p["kind"] for p in data.problems) == ["bad_target", "missing_image"]
         (tmp_path / "u.csv").write_text("image,label\na.png,a cat\nc.png,a dog\n")
         assert open_data(tmp_path / "u.csv", task="caption", label_column="label").texts == ["a cat", "a dog"]
+
+    def test_an_image_with_several_captions_stays_in_one_part(self, tmp_path):
+        for name in "abcde":
+            Image.new("RGB", (8, 8)).save(tmp_path / f"{name}.png")
+        rows = "".join(f"{name}.png,caption {i}\n" for i in range(8) for name in "abcde")
+        (tmp_path / "t.csv").write_text("image,caption\n" + rows)
+        data = open_data(tmp_path / "t.csv").with_splits(0.2, 0.2, seed=0)
+        seen = [{data.inputs.name(i) for i in part.tolist()} for part in data.splits.values()]
+        assert [len(names) for names in seen] == [3, 1, 1]
+        assert len(set.union(*seen)) == 5
+
+    def test_a_short_model_gets_short_pieces(self, tmp_path):
+        (tmp_path / "a.txt").write_text("word " * 30 + "\n\n" + "short verse")
+        options = TextOptions(tokenizer="characters", max_length=20)
+        data = tokenized(load_running_text(tmp_path / "a.txt"), options)
+        assert max(map(len, data.lines)) <= 18
+        assert "".join(data.lines[:-1]) == "word " * 30
+        assert data.targets[:, 0].sum() == 2
 
     def test_texts_in_a_table(self, tmp_path):
         path = tmp_path / "t.tsv"
@@ -309,7 +343,8 @@ class TestRuns:
         metrics = runs["complete"].metrics["val"]
         assert metrics["perplexity"] == pytest.approx(math.exp(-metrics["log_likelihood"]))
         assert vitral.evaluate(runs["complete"].path, runs["complete"].path.parent / "book.txt")["perplexity"] < 5
-        for prompt, answer in zip(prompts, answers, strict=True):
+        ragged = ["a", "one bird an", "the ca", SENTENCES[0]]
+        for prompt, answer in zip(ragged, predictor.predict(ragged), strict=True):
             assert predictor.predict(prompt)[0].texts == answer.texts  # alone as beside others
         drawn = Writing(sample=True, n_best=4, temperature=3.0, seed=5)
         first = Predictor(runs["complete"].path, writing=drawn).predict("the ")[0].texts
@@ -321,7 +356,7 @@ class TestRuns:
         assert set(saved) == {"source", "target"}
         shutil.copytree(runs["translate"].path, tmp_path / "run")
         (tmp_path / "run" / "tokenizer.json").unlink()
-        with pytest.raises(CheckpointError, match=r"has no tokenizer.json, without which no text can be read"):
+        with pytest.raises(CheckpointError, match=r"has no tokenizer.json for target and source"):
             Predictor(tmp_path / "run")
 
     @pytest.mark.parametrize("task", ["translate", "caption", "complete", "classify"])
@@ -338,13 +373,31 @@ class TestRuns:
         assert again["exact"] == runs["translate"].metrics["test"]["exact"]
         assert again["chrf"] == runs["translate"].metrics["test"]["chrf"]
 
+    def test_a_run_does_not_go_on_with_other_texts(self, runs, tmp_path):
+        shutil.copytree(runs["translate"].path, tmp_path / "run")
+        data = number_pairs()
+        other = replace(data, texts=[text.replace("o", "z") for text in data.texts])
+        with pytest.raises(CheckpointError, match="the texts of few have changed since"):
+            vitral.train(other, out=tmp_path / "run", epochs=60, resume=True, **QUICK)
+
+    def test_what_is_too_long_is_said_in_evaluation(self, runs):
+        pairs = [("one", "uno"), ("two", "due"), ("one " * 20, "uno"), ("two", "due " * 20)]
+        data = make_pairs("p", pairs, {"test": torch.arange(4)})
+        found = vitral.evaluate(runs["translate"].path, data)
+        assert (found["images"], found["left_out"], found["exact"]) == (2, 2, 1.0)
+        assert found["summary"].endswith("; 2 too long and left out")
+        with pytest.raises(DataError, match="all 1 texts of the test part are too long for this model"):
+            vitral.evaluate(runs["translate"].path, make_pairs("p", pairs[2:3], {"test": torch.arange(1)}))
+
     def test_a_run_goes_on_as_if_nothing_had_happened(self, runs, tmp_path):
-        whole = vitral.train(number_pairs(), out=tmp_path / "whole", epochs=4, **QUICK)
-        half = QUICK | {"save_steps": 5}
+        options = replace_options(drop_rate=0.1)
+        whole = vitral.train(number_pairs(), out=tmp_path / "whole", epochs=4, **options)
+        half = options | {"save_steps": 5}
         vitral.train(number_pairs(), out=tmp_path / "half", epochs=4, **half)
-        for path in sorted((tmp_path / "half" / "checkpoints").iterdir())[1:]:
-            if path.is_file():
-                path.unlink()
+        first, *others = sorted((tmp_path / "half" / "checkpoints").iterdir())
+        for path in others:
+            shutil.rmtree(path)
+        assert first.name == "step-000010"  # in the middle of an epoch of three
         (tmp_path / "half" / "model.safetensors").unlink()
         vitral.train(number_pairs(), out=tmp_path / "half", epochs=4, resume=True, **half)
         a, b = load_run(whole.path).state_dict(), load_run(tmp_path / "half").state_dict()
@@ -364,6 +417,17 @@ class TestRuns:
 
 
 class TestLooking:
+    def test_what_did_not_end_and_what_looks_like_mathematics(self, runs, tmp_path):
+        pairs = [("$x_$", "a $y^$ $"), ("a", "b"), ("c", "d"), ("e", "f")] * 4
+        data = make_pairs("odd", pairs, {"train": torch.arange(16), "val": torch.arange(4), "test": torch.arange(4)})
+        run = vitral.train(data, out=tmp_path / "odd", epochs=1, **(QUICK | {"lr": 1e-6}))
+        assert (run.path / "report.html").is_file()
+        predictor = Predictor(run.path, writing=Writing(max_tokens=3))
+        made = align(predictor, "$x_$")
+        assert len(made.written) == len(made.rows) == 3
+        assert "EOS" not in made.written
+        assert made.save(tmp_path / "a.png").is_file()
+
     def test_rows_over_the_tokens_of_a_text(self, runs):
         predictor = Predictor(runs["translate"].path)
         made = align(predictor, "three")

@@ -103,13 +103,19 @@ def run(options: Options) -> None:
 
 def run_texts(options: Options, predictor: "Predictor") -> None:
     """Write and print which tokens are looked at for each that is written."""
+    from vitral.explanation.figures import PICTURES, check_suffix
     from vitral.explanation.writing import align
 
+    if options.method not in ("attention", "writing"):
+        raise InputError(f"{options.method} is for images; of a model that reads text, leave --method out.")
     texts = list(find_texts(options.images))
     out = Path(options.out or "alignment.png")
-    if len(texts) > 1 and out.suffix and "{}" not in out.name:
+    if out.is_dir() or not out.suffix:
+        out = out / "alignment-{}.png"
+    elif check_suffix(out) == ".html":
+        raise InputError(f"an alignment cannot be a page; write {', '.join(PICTURES)} instead.")
+    elif len(texts) > 1 and "{}" not in out.name:
         out = out.with_name(f"{out.stem}-{{}}{out.suffix}")
-    out = out / "alignment-{}.png" if not out.suffix else out
     documents = []
     for i, text in enumerate(texts, 1):
         made = align(predictor, text, options.layer, options.head)

@@ -1,6 +1,6 @@
 """`vitral inspect`: what a file of weights is, without building the model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -57,5 +57,7 @@ def run(options: Options) -> None:
 
 def _plain(value: object) -> str:
     if isinstance(value, dict):
-        return str(PositionResize(**value))
+        if set(value) == {f.name for f in fields(PositionResize)}:
+            return str(PositionResize(**value))
+        return ", ".join(f"{name} {_plain(each)}" for name, each in value.items())
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -3,6 +3,7 @@
 import csv
 import glob
 import json as json_module
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -78,20 +79,22 @@ def find_images(paths: tuple[str, ...]) -> Iterator[str | Path]:
             yield path
 
 
-def find_texts(texts: tuple[str, ...]) -> Iterator[str]:
-    """Every text that is given: itself, the lines of a file, or with - those of standard input."""
-    if not texts:
+def find_texts(texts: tuple[str, ...], prompt: str | None = None) -> Iterator[str]:
+    """Every text that is given: itself, the lines of a file, or with - those of standard input; then the prompt."""
+    if not texts and prompt is None:
         raise InputError("no text is given; give texts, files with one on each line, or - for standard input.")
     for text in texts:
         if text == "-":
             yield from (line.rstrip("\n") for line in sys.stdin)
-        elif len(text) < 1000 and Path(text).is_file():
+        elif os.path.isfile(text):  # pathlib would stumble over a long text
             try:
                 yield from Path(text).read_text(encoding="utf-8-sig").splitlines()
             except UnicodeDecodeError as error:
                 raise InputError(f"{text} cannot be read as UTF-8 text ({error}); this model reads text.") from error
         else:
             yield text
+    if prompt is not None:
+        yield prompt
 
 
 def write_pictures(answers: "Iterator[Answer]", folder: Path, predictor: "Predictor") -> "Iterator[Answer]":
@@ -135,10 +138,10 @@ def run(options: Options) -> None:
     writing = options.writing if options.writing != Writing() else None
     predictor = Predictor(options.source, batch_size=options.batch_size, slide=options.slide, writing=writing)
     what = predictor.inputs.what
-    given = options.paths if options.prompt is None else (*options.paths, options.prompt)
     if what == "image" and options.prompt is not None:
         raise InputError("this model reads images; --prompt is for those that read text.")
-    answers = predictor.stream(find_images(given) if what == "image" else find_texts(given), options.top_k)
+    given = find_images(options.paths) if what == "image" else find_texts(options.paths, options.prompt)
+    answers = predictor.stream(given, options.top_k)
     if options.out:
         if what != "image":
             raise InputError("--out writes pictures, and this model reads text; leave it out, or use --csv or --json.")

@@ -21,7 +21,7 @@ class Options:
     """Train a model on a folder of images (or a CSV, Parquet, COCO, YOLO, IDX or CIFAR set, texts, or an embedded one).
 
     The task is told by the data: class folders to classify, numbers to regress, masks to segment, boxes to detect,
-    images with texts to caption, pairs of texts to translate, a text file to complete.
+    images with texts to caption, pairs of texts to translate, a text file to complete, words with tags to tag.
 
     Options come from the defaults, under the recipe of the data, under --config, under flags. A run that goes on
     (--resume) has its own.
@@ -31,13 +31,14 @@ class Options:
     vitral train photos/ --config folder-finetune --model weights.safetensors;
     vitral train digits-scenes --task detect; vitral train annotations.json --task segment;
     vitral train digits-lines; vitral train pairs.tsv --out runs/translator; vitral train book.txt --out runs/author;
-    vitral train reviews.csv --text-column review --label-column stars --task classify
+    vitral train reviews.csv --text-column review --label-column stars --task classify;
+    vitral train sentences.conll --out runs/names
     """
 
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
     """digits, digits-lines, digits-rotated, digits-scenes, numbers-en-it, fashion-mnist, mnist, cifar10, a folder with
     a folder for each class or with images/ and masks/, a YOLO folder, a COCO json, a CSV or Parquet file, pairs of
-    texts (TSV, JSONL or CSV), a text file, or hf-hub:owner/name."""
+    texts (TSV, JSONL or CSV), texts with a tag for each word (CoNLL, or a table), a text file, or hf-hub:owner/name."""
     out: Annotated[str, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/NAME)")] = ""
     """Run directory to write."""
     config: Annotated[str, tyro.conf.arg(metavar="FILE.toml|RECIPE", help_behavior_hint="")] = ""
@@ -51,8 +52,8 @@ class Options:
     image_column: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """Column of image paths in a table."""
     label_column: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
-    """Column of labels in a table, or of what is to be written; several columns of numbers or of 0 and 1 are separated
-    by commas."""
+    """Column of labels in a table, of what is to be written, or of the tags of words; several columns of numbers or of
+    0 and 1 are separated by commas."""
     text_column: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """Column of texts to read in a table."""
     json: bool = False

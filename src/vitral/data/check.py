@@ -18,7 +18,8 @@ def check_data(data: Data, on_step: Callable[[int, int], None] = lambda done, to
     sizes: list[tuple[int, int, int]] = []
     for i in range(len(data.inputs)):
         if isinstance(data.inputs, Texts):
-            by_content[data.lines[i].casefold()].append(i)
+            by_content[data.lines[i]].append(i)
+            on_step(i + 1, len(data.inputs))
             continue
         try:
             pixels = data.images.read(i, "rgb")
@@ -54,7 +55,7 @@ def check_data(data: Data, on_step: Callable[[int, int], None] = lambda done, to
     }
     # A text may well have two translations, and a short one come twice.
     kinds = ["unreadable", "classes_alike_but_for_case", "extreme_sizes"]
-    kinds += ["duplicates", "same_image_other_label"] if data.what == "images" else []
+    kinds += ["duplicates", "same_image_other_label"] if data.what == "images" else ["leaks_between_splits"]
     report["problems"] = sum(len(report[kind]) for kind in kinds) + len(data.problems)
     return report
 

@@ -243,7 +243,7 @@ class TextInputs(Inputs):
 
     def note(self, item: Any) -> str:
         """The characters that the model has never seen."""
-        unknown = sorted(set(self.tokenizer.unknown(item)))
+        unknown = sorted(set(self.tokenizer.unknown(tidy(item) if self.ends else item)))
         return f"characters never seen in training: {' '.join(unknown)}" if unknown else ""
 
     def usable(self, data: Data) -> Data:

@@ -19,11 +19,12 @@ from vitral.errors import DataError
 
 
 def _load(feed: Feed, batches: Sequence[tuple[Tensor, Tensor]], workers: int) -> Iterator[Batch]:
-    """Read batches in their order, ahead of time where there are workers."""
+    """Read batches in their order, ahead of time where there are workers; nothing of torch's own chance is used up."""
     prefetch = 4 if workers else None
     yield from DataLoader(
-        feed, batch_size=None, sampler=batches, num_workers=workers, prefetch_factor=prefetch, collate_fn=None
-    )
+        feed, batch_size=None, sampler=batches, num_workers=workers, prefetch_factor=prefetch, collate_fn=None,
+        generator=torch.Generator(),
+    )  # fmt: skip
 
 
 class TrainLoader:

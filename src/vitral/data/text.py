@@ -4,6 +4,7 @@ import csv
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,15 @@ from torch import Tensor
 
 from vitral.config import TextOptions
 from vitral.data.sources.base import Data, Problem, Texts, problem, problem_notes, read_text
-from vitral.data.sources.table import IMAGE_COLUMNS, SPLIT_COLUMNS, SPLIT_NAMES
+from vitral.data.sources.table import (
+    CAPTION_COLUMNS,
+    IMAGE_COLUMNS,
+    LABEL_COLUMNS,
+    LABELS_COLUMNS,
+    SPLIT_COLUMNS,
+    SPLIT_NAMES,
+    TEXT_COLUMNS,
+)
 from vitral.data.targets import View
 from vitral.data.tokenizer import BPE, Characters, Tokenizer, pad, tidy
 from vitral.errors import DataError
@@ -23,6 +32,8 @@ USUAL = (
     ("text", "label"),
 )  # fmt: skip
 """Columns that are found by themselves, the first pair that is there."""
+KNOWN = {*IMAGE_COLUMNS, *TEXT_COLUMNS, *LABEL_COLUMNS, *LABELS_COLUMNS, *CAPTION_COLUMNS}
+"""Names that tell a header."""
 PARTS = ("train", "val", "test")
 
 
@@ -49,15 +60,7 @@ def load_pairs(path: Path, source_column: str | None = None, target_column: str 
     A TSV file knows no quotes, and if it has two columns it may do without a header. Lines that cannot be read, or have
     an empty source or target, are left out and listed.
     """
-    readers = {".csv": _read_csv, ".tsv": _read_tsv, ".jsonl": _read_jsonl, ".ndjson": _read_jsonl}
-    if path.suffix.lower() not in readers:
-        kind = path.suffix or "no suffix"
-        raise DataError(f"{path} is a file of an unknown kind ({kind}); give a CSV, TSV or JSONL file.")
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            lines = list(readers[path.suffix.lower()](file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read ({error}); give a text file in UTF-8.") from error
+    lines = list(read_lines(path))
     if not lines:
         raise DataError(f"{path} has no lines; it should hold a pair of texts on each.")
     source, target, split = _columns(path, lines, source_column, target_column)
@@ -74,33 +77,35 @@ def load_pairs(path: Path, source_column: str | None = None, target_column: str 
     if not read:
         raise DataError(f"{path} has no usable pair of texts; the first problem is {problems[0]['error']}.")
     notes += problem_notes(problems)
-    parts = [SPLIT_NAMES.get(part.lower(), part.lower()) for _, _, part in read]
+    splits = split_by_names(path, split, [part for _, _, part in read])
+    pairs = [(source, target) for source, target, _ in read]
+    return make_pairs(path.stem, pairs, splits, notes=notes, problems=problems)
+
+
+def split_by_names(path: Path, column: str | None, names: Sequence[str]) -> dict[str, Tensor]:
+    """The rows of each part, from what the column of splits holds."""
+    parts = [SPLIT_NAMES.get(name.lower(), name.lower()) for name in names]
     if set(parts) - set(PARTS) or "train" not in parts:
         got = ", ".join(sorted(part or "nothing" for part in set(parts)))
-        raise DataError(f"{path}: column {split} must hold train, val and test, got {got}; mend it or leave it out.")
-    return make_pairs(
-        path.stem,
-        [(source, target) for source, target, _ in read],
-        splits={
-            part: torch.tensor([i for i, p in enumerate(parts) if p == part], dtype=torch.long)
-            for part in PARTS
-            if part in parts
-        },
-        notes=notes,
-        problems=problems,
-    )
+        raise DataError(f"{path}: column {column} must hold train, val and test, got {got}; mend it or leave it out.")
+    rows = {part: [i for i, p in enumerate(parts) if p == part] for part in PARTS if part in parts}
+    return {part: torch.tensor(numbers) for part, numbers in rows.items()}
 
 
-def is_pairs(path: Path) -> bool:
-    """Whether a CSV file is of pairs of texts, by its columns: not of images, and not of texts with labels."""
-    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-        columns = [name.strip() for name in next(csv.reader(file), [])]
-    found = _usual(columns)
-    return not set(columns) & set(IMAGE_COLUMNS) and found is not None and found[1].lower() != "label"
+def is_pairs(path: Path, source_column: str | None, target_column: str | None) -> bool:
+    """Whether a table is of pairs of texts, by its columns: not of images, and not of texts with labels."""
+    asked = [name for name in (source_column, target_column) if name is not None]
+    first = next(read_lines(path, headed=bool(asked)), None)
+    if first is None or not first.header:
+        return first is not None
+    found = _usual(asked if len(asked) == 2 else list(first.cells))
+    if found is None or set(first.cells) & set(IMAGE_COLUMNS):
+        return False
+    return not (found[0].lower() in TEXT_COLUMNS and found[1].lower() in LABEL_COLUMNS)
 
 
 @dataclass(frozen=True)
-class _Line:
+class Line:
     """The cells of a line by the names of their columns, or by their places; or why they cannot be read."""
 
     number: int
@@ -115,7 +120,7 @@ class _Bad:
     error: str
 
 
-def _pair(line: _Line, source: str, target: str, split: str | None) -> tuple[str, str, str] | _Bad:
+def _pair(line: Line, source: str, target: str, split: str | None) -> tuple[str, str, str] | _Bad:
     """Source, target and split of a line."""
     if line.error:
         return _Bad("bad_line", line.error)
@@ -130,7 +135,21 @@ def _pair(line: _Line, source: str, target: str, split: str | None) -> tuple[str
     return *texts, line.cells.get(split, "").strip() if split else "train"
 
 
-def _read_csv(file: Iterator[str]) -> Iterator[_Line]:
+def read_lines(path: Path, headed: bool = False) -> Iterator[Line]:
+    """The lines of a CSV, TSV or JSONL file; unless it is `headed`, a TSV of two columns may do without a header."""
+    tsv = partial(_read_tsv, headed=headed)
+    readers = {".csv": _read_csv, ".tsv": tsv, ".jsonl": _read_jsonl, ".ndjson": _read_jsonl}
+    if path.suffix.lower() not in readers:
+        kind = path.suffix or "no suffix"
+        raise DataError(f"{path} is a file of an unknown kind ({kind}); give a CSV, TSV or JSONL file.")
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            yield from readers[path.suffix.lower()](file)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read ({error}); give a text file in UTF-8.") from error
+
+
+def _read_csv(file: Iterator[str]) -> Iterator[Line]:
     reader = csv.reader(file)
     header = [name.strip() for name in next(reader, [])]
     for row in reader:
@@ -138,35 +157,35 @@ def _read_csv(file: Iterator[str]) -> Iterator[_Line]:
             yield _line(reader.line_num, header, row)
 
 
-def _read_tsv(file: Iterator[str]) -> Iterator[_Line]:
+def _read_tsv(file: Iterator[str], headed: bool) -> Iterator[Line]:
     rows = [(n, line.rstrip("\r\n").split("\t")) for n, line in enumerate(file, start=1) if line.strip()]
     if not rows:
         return
     header = [name.strip() for name in rows[0][1]]
-    named = len(header) != 2 or _usual(header) is not None
+    named = headed or len(header) != 2 or _usual(header) is not None or bool(set(header) & KNOWN)
     for number, row in rows[1:] if named else rows:
         yield _line(number, header if named else ["1", "2"], row, named)
 
 
-def _line(number: int, header: list[str], row: list[str], named: bool = True) -> _Line:
+def _line(number: int, header: list[str], row: list[str], named: bool = True) -> Line:
     error = "" if len(row) == len(header) else f"it has {len(row)} fields, and {len(header)} are expected"
-    return _Line(number, dict(zip(header, row, strict=False)), error, named)
+    return Line(number, dict(zip(header, row, strict=False)), error, named)
 
 
-def _read_jsonl(file: Iterator[str]) -> Iterator[_Line]:
+def _read_jsonl(file: Iterator[str]) -> Iterator[Line]:
     for number, text in enumerate(file, start=1):
         if not text.strip():
             continue
         try:
             value = json.loads(text)
         except ValueError as error:
-            yield _Line(number, {}, f"it is no JSON ({error})")
+            yield Line(number, {}, f"it is no JSON ({error})")
             continue
         if isinstance(value, dict):
             cells = {name: v if isinstance(v, str) else json.dumps(v) for name, v in value.items() if v is not None}
-            yield _Line(number, dict.fromkeys(value, "") | cells)
+            yield Line(number, dict.fromkeys(value, "") | cells)
         else:
-            yield _Line(number, {}, "it is no JSON object")
+            yield Line(number, {}, "it is no JSON object")
 
 
 def _usual(columns: Sequence[str]) -> tuple[str, str] | None:
@@ -175,7 +194,7 @@ def _usual(columns: Sequence[str]) -> tuple[str, str] | None:
     return next(((plain[a], plain[b]) for a, b in USUAL if a in plain and b in plain), None)
 
 
-def _columns(path: Path, lines: list[_Line], source: str | None, target: str | None) -> tuple[str, str, str | None]:
+def _columns(path: Path, lines: list[Line], source: str | None, target: str | None) -> tuple[str, str, str | None]:
     """The columns of source, target and split; one that is asked for is paired with its usual partner or the last."""
     first = next((line for line in lines if not line.error), lines[0])
     columns = list(first.cells)
@@ -227,13 +246,27 @@ def load_running_text(path: Path) -> Data:
     )
 
 
-def _pieces(text: str) -> Iterator[tuple[str, bool]]:
+def _pieces(text: str, most: int = PIECE) -> Iterator[tuple[str, bool]]:
     """A text in pieces, cut after spaces where there are any, and whether each is the last."""
-    while len(text) > PIECE:
-        cut = max(text.rfind(" ", 0, PIECE), text.rfind("\n", 0, PIECE)) + 1 or PIECE
+    while len(text) > most:
+        cut = max(text.rfind(" ", 0, most), text.rfind("\n", 0, most)) + 1 or most
         yield text[:cut], False
         text = text[cut:]
     yield text, True
+
+
+def cut_running_text(data: Data, most: int) -> Data:
+    """Pieces of at most so many characters; a piece stays in the part that it was in."""
+    lines, ends = [], []
+    splits: dict[str, list[int]] = {part: [] for part in data.splits}
+    for part, indices in data.splits.items():
+        for i in indices.tolist():
+            for piece, last in _pieces(data.lines[i], most):
+                splits[part].append(len(lines))
+                lines.append(piece)
+                ends.append([float(last) * data.targets[i, 0].item()])
+    parts = {part: torch.tensor(numbers, dtype=torch.long) for part, numbers in splits.items()}
+    return replace(data, inputs=Texts(lines), targets=torch.tensor(ends), splits=parts)
 
 
 # ---- tokens ----
@@ -264,8 +297,13 @@ class Tokens:
 
 def tokenized(data: Data, o: TextOptions) -> Data:
     """The data with tokenizers trained on the texts of its training part; as it is where it has no texts."""
+    if o.max_length is not None and data.kind == "none" and isinstance(data.inputs, Texts) and data.texts is None:
+        data = cut_running_text(data, min(PIECE, o.max_length - 2))  # a token is at least a character
     train = data.splits["train"].tolist()
-    texts = {"source": data.lines if isinstance(data.inputs, Texts) else None, "target": data.texts}
+    texts = {
+        "source": data.lines if isinstance(data.inputs, Texts) else None,
+        "target": data.texts if data.kind != "tags" else None,
+    }
     made = {what: train_tokenizer([each[i] for i in train], o) for what, each in texts.items() if each is not None}
     return replace(data, tokenizers=made) if made else data
 
@@ -324,5 +362,5 @@ def bucketed(
     batches: list[Tensor] = []
     for pool in order.split(POOL * batch_size):
         batches += pool[lengths[pool].argsort(stable=True)].split(batch_size)
-    batches = [batch for batch in batches if len(batch)]
+    batches = [b[torch.randperm(len(b), generator=generator)] for b in batches if len(b)]  # no half is the longer
     return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]

@@ -153,7 +153,7 @@ def _where(q: Question, method: str) -> str:
     if method not in ("attention", "tokens", "writing"):
         return ""
     if method == "writing":
-        return "the last block of the decoder" if q.layer is None else f"block {q.layer} of the decoder"
+        return f"block {q.block} of the decoder"
     if method == "tokens":
         return f"block {q.block}"
     if q.patch is not None:

@@ -54,11 +54,11 @@ def draw(e: Explanation) -> Figure:
             _below(ax, "alike in colour, alike to the model")
         else:
             overlay(ax, maps[i - 1], (H, W))
-            ax.set_title(e.titles[i - 1], fontsize=9)
+            ax.set_title(e.titles[i - 1], fontsize=9, parse_math=False)
             _legend(ax, scale_of(maps[i - 1]))
         if e.asked is not None:
             _frame(ax, e)
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(title, fontsize=10, parse_math=False)
     return figure
 
 

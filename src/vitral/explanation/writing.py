@@ -34,11 +34,10 @@ def looks(predictor: Predictor, x: Tensor, layer: int | None, head: int | None) 
     """
     model, task = writer_of(predictor)
     best = task.run(model, x)[0][0]
-    read = torch.tensor([[SOS, *best.tokens]], device=x.device)
-    rows = model.attention(read, model.encode(x))[-1 if layer is None else layer][1][0]  # (h, T, M)
-    rows = rows.mean(0) if head is None else rows[head]
     written = [*best.tokens, *([EOS] if best.ended else [])]
-    return written, rows[: len(written)].cpu()
+    read = torch.tensor([[SOS, *best.tokens][: len(written)]], device=x.device)
+    rows = model.attention(read, model.encode(x))[-1 if layer is None else layer][1][0]  # (h, T, M)
+    return written, (rows.mean(0) if head is None else rows[head]).cpu()
 
 
 def words(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
@@ -75,12 +74,12 @@ class Alignment:
         figure = Figure(figsize=(width, 1.2 + 0.28 * T + 0.15 * title.count("\n")), layout="constrained")
         ax = figure.subplots()
         shown = ax.imshow(self.rows.numpy(), cmap="Blues", vmin=0, aspect="auto")
-        ax.set_xticks(range(M), self.source, rotation=60, ha="left", fontsize=8)
-        ax.set_yticks(range(T), self.written, fontsize=8)
+        ax.set_xticks(range(M), self.source, rotation=60, ha="left", fontsize=8, parse_math=False)
+        ax.set_yticks(range(T), self.written, fontsize=8, parse_math=False)
         ax.xaxis.tick_top()
         ax.tick_params(length=0)
         figure.colorbar(shown, shrink=0.8).ax.tick_params(labelsize=7)
-        figure.suptitle(title, fontsize=9)
+        figure.suptitle(title, fontsize=9, parse_math=False)
         return figure
 
     def save(self, path: str | Path) -> Path:

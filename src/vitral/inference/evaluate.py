@@ -1,5 +1,6 @@
 """How a trained model does on labelled data."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,12 @@ def evaluate_run(
     split = split or next((part for part in ("test", "val") if part in data.splits), "train")
     if split not in data.splits:
         raise DataError(f"{data.name} has no split {split!r}; it has {', '.join(data.splits)}.")
-    data = predictor.task.usable(predictor.inputs.usable(data))
+    asked = replace(data, splits={split: data.splits[split]})
+    data = predictor.task.usable(predictor.inputs.usable(asked))
+    left_out = len(asked.splits[split]) - len(data.splits.get(split, []))
+    if split not in data.splits:
+        raise DataError(f"all {left_out:,} {data.what} of the {split} part are too long for this model.")
     found = find(predictor.model, predictor.task, data, data.splits[split], predictor.inputs, predictor.batch_size)
     metrics = predictor.task.metrics(found)
-    return {"data": data.name, "split": split, "summary": predictor.task.summary(metrics), **metrics}
+    summary = predictor.task.summary(metrics) + f"; {left_out:,} too long and left out" * bool(left_out)
+    return {"data": data.name, "split": split, "summary": summary, "left_out": left_out, **metrics}

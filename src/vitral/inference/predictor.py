@@ -92,8 +92,11 @@ class Predictor:
         answers = list(self.stream(self._expand(inputs), top_k))
         for answer in answers:
             if answer.error:
-                raise ImageError(answer.error) if self.inputs.what == "image" else InputError(answer.error)
+                raise self._unreadable(answer.error)
         return answers
+
+    def _unreadable(self, error: str) -> VitralError:
+        return ImageError(error) if self.inputs.what == "image" else InputError(error)
 
     def stream(self, inputs: Iterable[ImageLike], top_k: int = 5) -> Iterator[Answer]:
         """Answers one by one, in order, for any number of inputs; one that cannot be read answers with an error."""
@@ -117,10 +120,12 @@ class Predictor:
     def embed(self, inputs: ImageLike | Sequence[ImageLike]) -> Tensor:
         """(N, D): what the head receives, one row an image or text."""
         model = self.model if isinstance(self.model, TextEncoder) else self.vit
+        if self.task.pool == "tokens":
+            raise InputError("this model has a vector for each token, not one for a text; embed with another.")
         rows = []
         for _, read, errors in self._batches(self._expand(inputs)):
             if any(errors):
-                raise ImageError(next(filter(None, errors)))
+                raise self._unreadable(next(filter(None, errors)))
             rows.append(model.embed(self.inputs.normal(self.inputs.stack(read)).to(self.device)).cpu())
         return torch.cat(rows)
 
@@ -134,7 +139,8 @@ class Predictor:
     def _expand(self, inputs: ImageLike | Sequence[ImageLike]) -> Iterator[ImageLike]:
         if self.inputs.what == "image":
             return expand(inputs)
-        return iter([inputs] if isinstance(inputs, str) else inputs)  # type: ignore[arg-type]
+        several = isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes)
+        return iter(inputs if several else [inputs])  # type: ignore[arg-type]
 
     def _batches(self, inputs: Iterable[ImageLike]) -> Iterator[tuple[list[Frame], list[Tensor], list[str]]]:
         """Frames, those inputs that could be read, and errors, a batch at a time."""

@@ -31,6 +31,7 @@ from vitral.tasks.base import Answer
 from vitral.tasks.drawing import boxed, overlaid
 from vitral.tasks.open import load_task
 from vitral.tasks.regress import Regress
+from vitral.tasks.tag import Tag, join_tags
 from vitral.tasks.text_metrics import edit_distance
 
 if TYPE_CHECKING:
@@ -144,6 +145,13 @@ def _complete(s: Shown) -> list[Section]:
     return [("How it goes on", _texts(rows), True)]
 
 
+def _tag(s: Shown) -> list[Section]:
+    shown = [("By label", _table(s.metrics["by_label"], "label"), False)]
+    if "by_entity" in s.metrics:
+        shown.append(("By entity", _table(s.metrics["by_entity"], "entity"), False))
+    return [*shown, ("Most confident mistakes", _tag_mistakes(s), True)]
+
+
 SECTIONS: dict[str, Callable[[Shown], list[Section]]] = {
     "classify": _classify,
     "multilabel": _multilabel,
@@ -153,6 +161,7 @@ SECTIONS: dict[str, Callable[[Shown], list[Section]]] = {
     "caption": _caption,
     "translate": _translate,
     "complete": _complete,
+    "tag": _tag,
 }
 
 # ---- pictures of answers ----
@@ -218,7 +227,10 @@ def _pictures(s: Shown, truth: Truth, rows: list[int] | None = None, count: int 
 
 
 def _short(text: str, most: int = 60) -> str:
-    return text if len(text) <= most else f"{text[: most - 2].rpartition('  ')[0]} ..."
+    """A text that fits, cut between two answers, two words, or wherever."""
+    start = text[: most - 2]
+    cut = start.rpartition("  ")[0] or start.rpartition(" ")[0] or start
+    return text if len(text) <= most else f"{cut} ..."
 
 
 # ---- texts ----
@@ -279,6 +291,21 @@ def _text_mistakes(s: Shown, count: int = 16) -> str:
         true = labels[int(s.kept("targets")[i])]
         rows.append((s.data.lines[int(s.kept("indices")[i])], f"{labels[said]} {100 * confidence:.0f} %", true))
     return _texts(rows) if rows else f"<p>None: every text of the {s.part} part was told right.</p>"
+
+
+def _tag_mistakes(s: Shown, count: int = 16) -> str:
+    """Texts with their wrong words, those with the most confident mistake first."""
+    said, true, sure = s.kept("said"), s.kept("true"), s.kept("sure")
+    worst = torch.where(said != true, sure, 0).amax(1)
+    names = Tag.from_run(s.document).names
+    rows = []
+    for i in worst.argsort(descending=True)[: min(count, int((worst > 0).sum()))].tolist():
+        words = s.data.lines[int(s.kept("indices")[i])].split()
+        told, should = names(said[i : i + 1])[0], names(true[i : i + 1])[0]
+        wrong = [k for k in range(len(words)) if told[k] != should[k]]
+        shown = [join_tags([words[k] for k in wrong], [tags[k] for k in wrong]) for tags in (told, should)]
+        rows.append((" ".join(words), *shown))
+    return _texts(rows) if rows else f"<p>None: every word of the {s.part} part was told right.</p>"
 
 
 # ---- classification ----

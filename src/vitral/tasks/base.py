@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 from PIL import Image
 from torch import Tensor, nn
 
-from vitral.config import Preprocess, TrainConfig
+from vitral.config import Preprocess, TextPool, TrainConfig
 from vitral.data.noise import Noise
 from vitral.data.sources.base import Data
 from vitral.data.targets import Targets, View
@@ -100,6 +100,8 @@ class Task(ABC):
     """What a model does, after "A Vision Transformer that", for {n} labels."""
     spatial: ClassVar[bool] = False
     """Whether the answer has places in the image: all of it must then be seen, and two cannot be mixed."""
+    pool: ClassVar[TextPool] = "cls"
+    """What the head of a text encoder reads."""
 
     labels: list[str]
     """Names of classes, or of numbers."""

@@ -1,6 +1,7 @@
 """Completing: a language model, which goes on with a text as those it was trained on went on."""
 
 import math
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -19,6 +20,12 @@ from vitral.tasks.base import Found
 from vitral.tasks.write import Writes, token_losses
 
 
+def refuse_other(data: Data) -> None:
+    """Raise unless the data are running text."""
+    if not isinstance(data.inputs, Texts) or data.texts is not None or data.kind != "none":
+        raise DataError(f"{data.name} is not plain text; --task complete takes a text file (.txt).")
+
+
 class Complete(Writes):
     """A decoder alone. Each sample is a piece of text; EOS follows where a piece is the end of what it was cut from."""
 
@@ -31,8 +38,7 @@ class Complete(Writes):
     @classmethod
     def from_data(cls, data: Data, config: TrainConfig) -> Self:
         """The tokens are those of the texts."""
-        if not isinstance(data.inputs, Texts) or data.texts is not None or data.kind != "none":
-            raise DataError(f"{data.name} is not plain text; --task complete takes a text file (.txt).")
+        refuse_other(data)
         return cls(data.tokenizers["source"], reading_length(data, config.text), config.text, config.label_smoothing)
 
     @classmethod
@@ -43,11 +49,14 @@ class Complete(Writes):
 
     def targets(self, data: Data) -> Targets:
         """SOS, the piece, and EOS where it ends."""
-        lines, ends = data.lines, data.targets[:, 0].tolist()
-        return Tokens(len(lines), lambda i: [SOS, *self.tokenizer.encode(lines[i]), *([EOS] if ends[i] else [])])
+        refuse_other(data)
+        return Tokens(len(data.lines), partial(self._row, data.lines, data.targets[:, 0].tolist()))
+
+    def _row(self, lines: list[str], ends: list[float], i: int) -> list[int]:
+        return [SOS, *self.tokenizer.encode(lines[i]), *([EOS] if ends[i] else [])]
 
     def build(self, backbone: TextEncoder) -> nn.Module:
-        """The decoder; an encoder of the same size shows how large."""
+        """The decoder, which has no use for an encoder."""
         o = self.options
         return TextDecoder(o.config(len(self.tokenizer), self.max_length, o.decoder_layers))
 
@@ -60,8 +69,14 @@ class Complete(Writes):
         assert isinstance(model, TextDecoder)
         if targets is not None:
             return model(targets[:, :-1])
-        longest = int((inputs != PAD).sum(1).max())
-        return self.generate(model, inputs, self.max_length - longest + 1)
+        lengths = (inputs != PAD).sum(1)
+        written: list[list[Generated]] = [[] for _ in inputs]
+        for n in lengths.unique().tolist():  # each by itself, so that no prompt takes room from another
+            rows = (lengths == n).nonzero()[:, 0]
+            found = self.generate(model, inputs[rows, :n], self.max_length - n + 1)
+            for row, each in zip(rows.tolist(), found, strict=True):
+                written[row] = each
+        return written
 
     def found(self, outputs: Tensor, targets: Tensor) -> Found:
         """For each piece: what its tokens cost, how many they and their characters are, and how many were told."""

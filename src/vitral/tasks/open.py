@@ -15,12 +15,13 @@ from vitral.tasks.detect import Detect
 from vitral.tasks.multilabel import Multilabel
 from vitral.tasks.regress import Regress
 from vitral.tasks.segment import Segment
+from vitral.tasks.tag import Tag
 from vitral.tasks.write import Caption, Translate
 
 TASKS: dict[str, type[Task]] = {
-    task.name: task for task in (Classify, Multilabel, Regress, Segment, Detect, Caption, Translate, Complete)
+    task.name: task for task in (Classify, Multilabel, Regress, Segment, Detect, Caption, Translate, Complete, Tag)
 }
-_BY_KIND = {"label": "classify", "labels": "multilabel", "numbers": "regress", "none": "complete"}
+_BY_KIND = {"label": "classify", "labels": "multilabel", "numbers": "regress", "tags": "tag", "none": "complete"}
 
 
 def infer_task(data: Data) -> str:
@@ -29,7 +30,7 @@ def infer_task(data: Data) -> str:
         raise ConfigError(f"{data.name} has boxes and masks; say which to learn: --task detect or --task segment.")
     if data.boxes is not None:
         return "detect"
-    if data.texts is not None:
+    if data.texts is not None and data.kind != "tags":
         return "caption" if data.what == "images" else "translate"
     return "segment" if data.masks is not None else _BY_KIND[data.kind]
 

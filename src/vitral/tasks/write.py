@@ -6,6 +6,7 @@ Training shows the decoder the target shifted right, SOS y_1 ... y_n, and asks f
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch.nn.functional as F
@@ -159,7 +160,10 @@ class Write(Writes):
     def targets(self, data: Data) -> Targets:
         """SOS, the text, EOS."""
         texts = texts_of(data)
-        return Tokens(len(texts), lambda i: [SOS, *self.tokenizer.encode(texts[i]), EOS])
+        return Tokens(len(texts), partial(self._row, texts))
+
+    def _row(self, texts: list[str], i: int) -> list[int]:
+        return [SOS, *self.tokenizer.encode(texts[i]), EOS]
 
     def build(self, backbone: VisionTransformer | TextEncoder) -> nn.Module:
         """The encoder with a decoder beside it."""
@@ -211,7 +215,7 @@ class Write(Writes):
 
 def texts_of(data: Data) -> list[str]:
     """What is to be written of each input."""
-    if data.texts is None:
+    if data.texts is None or data.kind == "tags":
         raise DataError(f"{data.name} has no texts to write; name their column with --label-column.")
     return data.texts
 

@@ -32,7 +32,11 @@ def layer_of(name: str, depth: int) -> int:
     name = name.removeprefix("backbone.").removeprefix("encoder.")
     if block := re.match(r"blocks\.(\d+)\.", name):
         return int(block[1]) + 1
-    return 0 if name.startswith(("patch_embed", "cls_token", "reg_token", "pos_embed", "norm_pre")) else depth + 1
+    return (
+        0
+        if name.startswith(("patch_embed", "token_embed", "cls_token", "reg_token", "pos_embed", "norm_pre"))
+        else depth + 1
+    )
 
 
 def make_optimizers(model: nn.Module, config: TrainConfig) -> list[Optimizer]:

@@ -64,7 +64,7 @@ def train_model(
     device = resolve_device(config.device)
     dtype, notice = resolve_precision(config.precision, device)
     with processes(device) as who:
-        checkpoint, notes = _open_run(out, config, made, resume, who)
+        checkpoint, notes = _open_run(out, config, made, data, resume, who)
         model = _make_model(data, config, made, texts, device)
         inputs = texts or ImageInputs(model.preprocess)
         loader = TrainLoader(
@@ -83,8 +83,8 @@ def train_model(
             describe = _description(data, config, made, inputs, model, command)
             if who.first and not resume:
                 if data.tokenizers:
-                    kept = {what: tokenizer.to_dict() for what, tokenizer in data.tokenizers.items()}
-                    write_atomically(out / TOKENIZERS, json.dumps(kept, ensure_ascii=False).encode())
+                    kept = json.dumps(_plain_tokenizers(data), ensure_ascii=False)
+                    write_atomically(out / TOKENIZERS, kept.encode())
                 write_atomically(out / CONFIG, config_document(describe))
 
             def validate() -> dict[str, float]:
@@ -117,15 +117,20 @@ def train_model(
 def _make_model(data: Data, config: TrainConfig, task: Task, texts: TextInputs | None, device: torch.device) -> Any:
     torch.manual_seed(config.seed)  # the weights of new heads, and of all that reads text
     if texts is not None:
+        if config.model != TrainConfig().model:
+            raise ConfigError(
+                f"{config.model} reads images, and {data.name} has texts: leave --model out; --text.width and the like "
+                f"say how large the model is."
+            )
         sizes = (len(texts.tokenizer), texts.max_length, config.text.encoder_layers)
-        more = {"pad_token": PAD, "num_classes": task.outputs}
+        more = {"pad_token": PAD, "num_classes": task.outputs, "pool": task.pool}
         return task.build(TextEncoder(config.text.config(*sizes, **more))).to(device)
     options: dict[str, Any] = {"in_chans": 1 if data.mode == "grey" else 3, "num_classes": task.outputs}
     options |= {name: value for name in ("img_size", "patch_size") if (value := getattr(config, name)) is not None}
     backbone: Any
     if config.model not in MODELS and is_source(config.model):
         if is_run(Path(config.model)) and read_run_config(Path(config.model)).architecture != "vit":
-            raise ConfigError(f"{config.model} is a run of a segmenter or detector; training starts from a plain ViT.")
+            raise ConfigError(f"{config.model} is a run of another model; training starts from a plain ViT.")
         backbone = load_model(config.model, quiet=True, **options)
         if not isinstance(backbone, VisionTransformer):
             raise ConfigError(f"{config.model} is a detector; training starts from a plain ViT.")
@@ -148,12 +153,12 @@ def _model_name(config: TrainConfig, texts: TextInputs | None) -> str:
 
 
 def _open_run(
-    out: Path, config: TrainConfig, task: Task, resume: bool, who: Processes
+    out: Path, config: TrainConfig, task: Task, data: Data, resume: bool, who: Processes
 ) -> tuple[Checkpoint | None, list[str]]:
     """Make the run directory, or find the checkpoint to go on from; the first process looks, and all heed it."""
     problem = ""
     if who.first:
-        problem = _why_not(out, config, task, resume)
+        problem = _why_not(out, config, task, data, resume)
         if not problem and not resume:
             out.mkdir(parents=True, exist_ok=True)
     if who.any(bool(problem)):
@@ -166,7 +171,7 @@ def _open_run(
     return checkpoint, [*notes, here]
 
 
-def _why_not(out: Path, config: TrainConfig, task: Task, resume: bool) -> str:
+def _why_not(out: Path, config: TrainConfig, task: Task, data: Data, resume: bool) -> str:
     """Why a run cannot start, or go on, in this place with these options; nothing if it can."""
     if not resume:
         taken = (out / CONFIG).exists() or (out / "checkpoints").exists()
@@ -176,6 +181,8 @@ def _why_not(out: Path, config: TrainConfig, task: Task, resume: bool) -> str:
     before = read_run_config(out).document["task"]
     if before != task.name:
         return f"{out} is a run to {before}, not to {task.name}; leave --task out, or give another --out."
+    if read_run_config(out).document.get("tokenizers", {}) != _plain_tokenizers(data):
+        return f"the texts of {data.name} have changed since {out} was started; use the same, or another --out."
     saved, now = (
         json.loads(json.dumps(options))  # what is new in vitral since then has its default
         for options in (TrainConfig.from_dict(read_run_config(out).document["train"]).to_dict(), config.to_dict())
@@ -183,6 +190,11 @@ def _why_not(out: Path, config: TrainConfig, task: Task, resume: bool) -> str:
     different = [key for key in now if key not in MAY_DIFFER and saved[key] != now[key]]
     named = "; ".join(f"{key}: {saved[key]!r} in the run, {now[key]!r} now" for key in different)
     return f"{out} was started with other options ({named}); use the same, or another --out." if different else ""
+
+
+def _plain_tokenizers(data: Data) -> dict[str, Any]:
+    """What makes tokens of the texts, as JSON gives it back."""
+    return json.loads(json.dumps({what: tokenizer.to_dict() for what, tokenizer in data.tokenizers.items()}))
 
 
 @contextmanager
@@ -213,7 +225,7 @@ def find(model: Any, task: Task, data: Data, indices: Tensor, inputs: Inputs, ba
     Of no images it keeps nothing, in the same shapes: a process without a share still takes part in what follows.
     """
     if not len(indices):
-        some = find(model, task, data, torch.zeros(1, dtype=torch.long), inputs, 1)
+        some = find(model, task, data, next(iter(data.splits.values()))[:1], inputs, 1)
         return {name: tensor[:0] for name, tensor in some.items()}
     device = next(model.parameters()).device
     parts: dict[str, list[Tensor]] = {}

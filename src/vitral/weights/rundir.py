@@ -93,13 +93,16 @@ def read_run_config(path: Path) -> RunConfig:
         raise CheckpointError(f"{path} has format {version}, this vitral reads {FORMAT_VERSION}.")
     if document.get("architecture", "vit") not in ARCHITECTURES:
         raise CheckpointError(f"{path}: config.json names an unknown architecture, {document['architecture']!r}.")
-    lost = [part for part in ("model", "preprocess") if not isinstance(document.get(part, ""), dict | None)]
+    kinds = {"model": dict, "preprocess": dict | None}
+    lost = [part for part, kind in kinds.items() if not isinstance(document.get(part, ""), kind)]
     if lost or not isinstance(document.get("labels"), list | None):
         raise CheckpointError(f"{path}: config.json lacks {lost[0] if lost else 'a list of labels'}; it is broken.")
     if (path / TOKENIZERS).is_file():
         document["tokenizers"] = read_json(path / TOKENIZERS)
-    elif document["preprocess"] is None:
-        raise CheckpointError(f"{path} has no {TOKENIZERS}, without which no text can be read; it is broken.")
+    written = ["target"] if document.get("architecture") == "seq2seq" else []
+    needed = [*written, *(["source"] if document["preprocess"] is None else [])]
+    if not set(needed) <= set(document.get("tokenizers", {})):
+        raise CheckpointError(f"{path} has no {TOKENIZERS} for {' and '.join(needed)}; without it no text can be made.")
     return RunConfig(document)
 
 

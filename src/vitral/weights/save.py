@@ -26,6 +26,10 @@ def save_model(model: VisionTransformer, path: str | Path, layout: str = "timm")
     """
     if layout not in WRITERS:
         raise unknown_name("layout to write", layout, WRITERS)
+    if not isinstance(model, VisionTransformer):
+        raise ConfigError(
+            f"a {type(model).__name__} is kept as the run that it is; only plain ViTs are written in other layouts."
+        )
     target = Path(path)
     if layout != "google" and target.is_file() and target.suffix != ".safetensors":
         raise CheckpointError(f"{target} is a file; give a folder to write to.")

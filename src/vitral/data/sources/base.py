@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vitral.data.targets import Boxes, Masks
     from vitral.data.tokenizer import Tokenizer
 
-Kind = Literal["label", "labels", "numbers", "none"]
+Kind = Literal["label", "labels", "numbers", "tags", "none"]
 Problem = dict[Literal["kind", "image", "error"], str]
 
 PROBLEMS = {
@@ -116,7 +116,8 @@ class Data:
     """A data set: images or texts, a target for each, the names of the classes, and the splits.
 
     What `targets` holds is its `kind`: "label" one class number (N,), "labels" a 1 for each class that applies (N, K),
-    "numbers" floats (N, K), "none" nothing (N, 0). `classes` also names the classes of the boxes.
+    "numbers" floats (N, K), "none" nothing (N, 0), "tags" nothing either: the tags of a text's words stand in `texts`.
+    `classes` also names the classes of the boxes.
     """
 
     name: str
@@ -137,7 +138,7 @@ class Data:
     masks: "Masks | None" = None
     mask_classes: list[str] | None = None
     texts: list[str] | None = None
-    """What is to be written of each: a caption, a translation."""
+    """What is to be written of each: a caption, a translation; or the tags of its words, with spaces between them."""
     tokenizers: "Mapping[str, Tokenizer]" = field(default_factory=dict)
     """What makes tokens of the texts once it is trained: "source" of the inputs, "target" of what is to be written."""
     problems: list[Problem] = field(default_factory=list)
@@ -194,7 +195,10 @@ class Data:
         """One line that says what this is."""
         sizes = "/".join(f"{len(v):,}" for v in self.splits.values())
         what = [f"{len(self.inputs):,} {self.what}"]
-        if self.texts is not None:
+        if self.texts is not None and self.kind == "tags":
+            tags = [tag for text in self.texts for tag in text.split()]
+            what.append(f"{len(tags):,} words, {len(set(tags))} tags")
+        elif self.texts is not None:
             what.append(f"and what to write of each, {sum(map(len, self.texts)) / len(self.texts):.0f} characters")
         if self.kind == "label" or (self.boxes is not None and self.kind != "numbers"):
             what.append(f"{len(self.classes)} classes")
@@ -231,20 +235,21 @@ class Data:
         return replace(self, splits=parts, notes=[*self.notes, f"{lost:,} {why}"]) if lost else self
 
     def _cut(self, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-        """The training part in two: class by class, or so that equal texts stay together."""
-        if isinstance(self.inputs, Texts):
-            return split_between_texts(self.inputs.lines, self.splits["train"], fraction, seed)
+        """The training part in two: class by class, or so that what is the same stays together."""
+        if isinstance(self.inputs, Texts) or self.texts is not None:  # an image may have several captions
+            names = [self.inputs.name(i) for i in range(len(self.inputs))]
+            return split_between(names, self.splits["train"], fraction, seed)
         return stratified_split(self.targets, self.splits["train"], fraction, seed)
 
 
-def split_between_texts(texts: Sequence[str], indices: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Split indices in two, the second with `fraction` of the different texts, and never all of them."""
+def split_between(names: Sequence[str], indices: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Split indices in two, the second with `fraction` of the different names, and never all of them."""
     members = indices.tolist()
-    different = list(dict.fromkeys(texts[i] for i in members))
+    different = list(dict.fromkeys(names[i] for i in members))
     count = min(max(round(len(different) * fraction), 1), len(different) - 1)
     order = torch.randperm(len(different), generator=torch.Generator().manual_seed(seed))
     chosen = {different[i] for i in order[:count].tolist()}
-    parts = [i for i in members if texts[i] not in chosen], [i for i in members if texts[i] in chosen]
+    parts = [i for i in members if names[i] not in chosen], [i for i in members if names[i] in chosen]
     return torch.tensor(parts[0], dtype=torch.long), torch.tensor(parts[1], dtype=torch.long)
 
 

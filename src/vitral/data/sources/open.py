@@ -18,6 +18,7 @@ from vitral.data.sources.scenes import make_scenes
 from vitral.data.sources.scenes_digits import make_digit_scenes, make_rotated_digits
 from vitral.data.sources.table import load_table
 from vitral.data.sources.yolo import is_yolo_folder, load_yolo
+from vitral.data.tags import CONLL, is_tags, load_tags
 from vitral.data.text import is_pairs, load_pairs, load_running_text
 from vitral.errors import DataError
 
@@ -47,7 +48,8 @@ def open_data(
     text_column: str | None = None,
 ) -> Data:
     """Open an embedded name (`digits`), a known set, class folders, COCO, Ultralytics or mask folders, a COCO file, a
-    CSV or Parquet file, pairs of texts (TSV, JSONL, CSV), a text file, or a Hugging Face data set.
+    CSV or Parquet file, pairs of texts (TSV, JSONL, CSV), texts with a tag for each word (CoNLL, or a table), a text
+    file, or a Hugging Face data set.
 
     `task` says what a table's labels are for; the columns are found where they have usual names.
     """
@@ -96,18 +98,17 @@ def _open_file(
 ) -> Data:
     """A file that is no COCO file: told by its suffix, and a table by its task and columns."""
     suffix = path.suffix.lower()
+    if task == "tag" or suffix == CONLL or (task is None and suffix in (".csv", *PAIRS) and is_tags(path)):
+        return load_tags(path, text_column, label_column)
     if suffix == ".txt":
         return load_running_text(path)
-    if (
-        task == "translate"
-        or (task is None and suffix in PAIRS)
-        or (task is None and suffix == ".csv" and is_pairs(path))
-    ):
+    may_be_pairs = task is None and image_column is None and suffix in (".csv", *PAIRS)
+    if task == "translate" or (may_be_pairs and is_pairs(path, text_column, label_column)):
         return load_pairs(path, text_column, label_column)
-    if suffix not in (".csv", ".tsv", ".parquet"):
+    if suffix not in (".csv", ".parquet", *PAIRS):
         kind = path.suffix or "no suffix"
         raise DataError(
-            f"{path} is a file of an unknown kind ({kind}); give a CSV, TSV, Parquet, JSONL, text or COCO JSON file, "
-            f"or a folder."
+            f"{path} is a file of an unknown kind ({kind}); give a CSV, TSV, Parquet, JSONL, CoNLL, text or COCO JSON "
+            f"file, or a folder."
         )
     return load_table(path, image_column, label_column, task, text_column)

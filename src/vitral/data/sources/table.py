@@ -3,6 +3,7 @@ perhaps one of splits.
 """
 
 import csv
+import json
 import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -42,7 +43,7 @@ def load_table(
     else by the cells: numbers that are not whole, several labels to a cell, several columns; or by a column that is
     called caption. The table is of texts if it has a text column and no image column, or one is named.
     """
-    columns = _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
+    columns = READERS[path.suffix.lower()](path)
     of_texts = text_column is not None or (image_column is None and has_texts(columns))
     asked = [label_column] if not label_column or label_column in columns else label_column.split(",")
     if task is None and label_column is None and not any(name in columns for name in LABEL_COLUMNS + LABELS_COLUMNS):
@@ -50,18 +51,18 @@ def load_table(
     usual = (*CAPTION_COLUMNS, *TEXT_COLUMNS) if task == "caption" else (*LABEL_COLUMNS, *LABELS_COLUMNS)
     split = next((name for name in SPLIT_COLUMNS if name in columns), None)
     if of_texts:
-        text = _column(path, columns, text_column, TEXT_COLUMNS, "text", "--text-column")
+        text = find_column(path, columns, text_column, TEXT_COLUMNS, "text", "--text-column")
         names: list[Any] = [f"{path} row {row}" for row in range(1, len(columns[text]) + 1)]
         lines = [tidy(value) for value in columns[text]]
         there = [bool(line) for line in lines]
         missing = [problem("empty_source", name, f"{text} is empty") for name in compress(names, map(not_, there))]
     else:
-        image = _column(path, columns, image_column, IMAGE_COLUMNS, "image", "--image-column")
+        image = find_column(path, columns, image_column, IMAGE_COLUMNS, "image", "--image-column")
         names, lines = [path.parent / value for value in columns[image]], []
         there = [p.is_file() for p in names]
         missing = [problem("missing_image", p, "does not exist") for p in compress(names, map(not_, there))]
     labels = [
-        _column(path, columns, name.strip() if name else None, usual, "label", "--label-column") for name in asked
+        find_column(path, columns, name.strip() if name else None, usual, "label", "--label-column") for name in asked
     ]
     parts = [SPLIT_NAMES.get(v.lower(), v.lower()) for v in columns[split]] if split else ["train"] * len(names)
     given = set(parts)
@@ -239,9 +240,10 @@ def sorted_classes(words: Iterable[str]) -> list[str]:
     return sorted(set(words), key=lambda v: (int(v), "") if v.lstrip("-").isdigit() else (0, v))
 
 
-def _column(
-    path: Path, columns: dict[str, list[str]], asked: str | None, usual: tuple[str, ...], what: str, flag: str
+def find_column(
+    path: Path, columns: Collection[str], asked: str | None, usual: tuple[str, ...], what: str, flag: str
 ) -> str:
+    """The column that is asked for, or else the first that has a usual name."""
     name = asked or next((name for name in usual if name in columns), None)
     if name is None or name not in columns:
         wanted = f"column {asked!r}" if asked else f"{what} column ({', '.join(usual)})"
@@ -252,7 +254,7 @@ def _column(
 def _read_csv(path: Path) -> dict[str, list[str]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
+            rows = list(csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ","))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as CSV ({error}).") from error
     if not rows:
@@ -263,7 +265,8 @@ def _read_csv(path: Path) -> dict[str, list[str]]:
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
-def _read_parquet(path: Path) -> dict[str, list[str]]:
+def read_parquet(path: Path) -> dict[str, list[str]]:
+    """The columns of a Parquet file, lists in their cells as JSON."""
     try:
         from pyarrow import parquet  # pyright: ignore
     except ImportError:
@@ -272,4 +275,28 @@ def _read_parquet(path: Path) -> dict[str, list[str]]:
         table = parquet.read_table(path)
     except Exception as error:
         raise DataError(f"{path} cannot be read as Parquet ({error}).") from error
-    return {name: [str(value) for value in table[name].to_pylist()] for name in table.column_names}
+    return {name: [_text(value) for value in table[name].to_pylist()] for name in table.column_names}
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list) else str(value)
+
+
+def _read_json_lines(path: Path) -> dict[str, list[str]]:
+    from vitral.data.text import read_lines  # which knows tables too
+
+    lines = list(read_lines(path))
+    bad = next((line for line in lines if line.error or set(line.cells) != set(lines[0].cells)), None)
+    if bad is not None or not lines:
+        why = f"line {bad.number}: {bad.error or 'it has other names than the first'}" if bad else "it has no lines"
+        raise DataError(f"{path} cannot be read as a table ({why}).")
+    return {name: [line.cells[name] for line in lines] for name in lines[0].cells}
+
+
+READERS = {
+    ".parquet": read_parquet,
+    ".csv": _read_csv,
+    ".tsv": _read_csv,
+    ".jsonl": _read_json_lines,
+    ".ndjson": _read_json_lines,
+}
