@@ -53,6 +53,10 @@ def run(options: Options) -> None:
         print_json(metrics)
         return
     rows = next((metrics[key] for key in ("by_class", "by_label", "by_target", "by_length") if key in metrics), {})
+    if not rows:
+        print(f"{options.source} on {metrics['data']}, {metrics['split']} part, {metrics['images']:,} {data.what}")
+        print(metrics["summary"])
+        return
     columns = list(next(iter(rows.values()), {}))
     print_table(
         f"{options.source} on {metrics['data']}, {metrics['split']} part, {metrics['images']:,} {data.what}",

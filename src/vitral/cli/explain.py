@@ -67,18 +67,19 @@ def run(options: Options) -> None:
 
     from vitral.explanation.explain import check_takes, explain
     from vitral.inference.predictor import Predictor
+    from vitral.weights.rundir import is_run, read_run_config
 
     check_takes(options.method, {name: getattr(options, name) for name in FLAGS}, FLAGS)
     patch = _patch(options.patch)
-    predictor = Predictor(options.source)
-    if predictor.inputs.what == "text":
-        run_texts(options, predictor)
+    if is_run(Path(options.source)) and read_run_config(Path(options.source)).preprocess is None:
+        run_texts(options, Predictor(options.source))
         return
     images = [str(image) for image in find_images(options.images)]
     for image in images:
         if not Path(image).is_file():
             raise ImageError(f"{image} does not exist." if not Path(image).exists() else f"{image} is not a file.")
     paths = file_names(options, images)
+    predictor = Predictor(options.source)
     bar = partial(
         track, description=options.method, console=Console(stderr=True), transient=True,
         disable=not sys.stderr.isatty(),
@@ -118,7 +119,13 @@ def run_texts(options: Options, predictor: "Predictor") -> None:
         out = out.with_name(f"{out.stem}-{{}}{out.suffix}")
     documents = []
     for i, text in enumerate(texts, 1):
-        made = align(predictor, text, options.layer, options.head)
+        try:
+            made = align(predictor, text, options.layer, options.head)
+        except InputError as error:
+            if len(texts) == 1:
+                raise
+            print(f"vitral: {text}: {error}", file=sys.stderr)
+            continue
         path = out.with_name(out.name.replace("{}", str(i)))
         path.parent.mkdir(parents=True, exist_ok=True)
         made.save(path)

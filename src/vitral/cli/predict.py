@@ -162,4 +162,5 @@ def run(options: Options) -> None:
         print("\n]")
     else:
         for answer in answers:
-            print(f"{answer.name}: {answer.error or answer.text()}" + f"  ({answer.note})" * bool(answer.note))
+            told = f"{answer.name}: {answer.error or answer.text()}".replace(": \n", ":\n")
+            print(told + f"  ({answer.note})" * bool(answer.note))

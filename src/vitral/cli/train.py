@@ -42,7 +42,8 @@ class Options:
     out: Annotated[str, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/NAME)")] = ""
     """Run directory to write."""
     config: Annotated[str, tyro.conf.arg(metavar="FILE.toml|RECIPE", help_behavior_hint="")] = ""
-    """File of options, under the names of the flags; or a recipe: digits, fashion-mnist, cifar10, folder-finetune."""
+    """File of options, under the names of the flags; or a recipe: digits, fashion-mnist, cifar10,
+    folder-finetune, digits-lines, numbers-en-it, en-it, stamps."""
     task: Annotated[TaskName | None, tyro.conf.arg(help_behavior_hint="(default: told by the data)")] = None
     """What to learn."""
     resume: bool = False

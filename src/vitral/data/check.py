@@ -44,9 +44,9 @@ def check_data(data: Data, on_step: Callable[[int, int], None] = lambda done, to
         "classes": balance,
         "numbers": _numbers(data),
         "unreadable": unreadable,
-        "duplicates": _names(data, groups),
+        "duplicates": _names(data, groups) if data.what == "images" else [],
         "leaks_between_splits": _names(data, leaks),
-        "same_image_other_label": _names(data, conflicts),
+        "same_image_other_label": _names(data, conflicts) if data.what == "images" else [],
         "classes_alike_but_for_case": _alike(data.classes or data.mask_classes or []),
         "rare_classes": [name for name, count in balance.items() if count < few],
         "sizes": _sizes(sizes),
@@ -55,7 +55,8 @@ def check_data(data: Data, on_step: Callable[[int, int], None] = lambda done, to
     }
     # A text may well have two translations, and a short one come twice.
     kinds = ["unreadable", "classes_alike_but_for_case", "extreme_sizes"]
-    kinds += ["duplicates", "same_image_other_label"] if data.what == "images" else ["leaks_between_splits"]
+    kinds += ["duplicates", "same_image_other_label"]
+    kinds += ["leaks_between_splits"] if data.what == "texts" else []
     report["problems"] = sum(len(report[kind]) for kind in kinds) + len(data.problems)
     return report
 

@@ -204,7 +204,7 @@ class TextInputs(Inputs):
 
     def __init__(self, tokenizer: Tokenizer, max_length: int, ends: bool = True) -> None:
         self.tokenizer, self.max_length, self.ends = tokenizer, max_length, ends
-        self.size = f"texts of up to {max_length} of {len(tokenizer):,} tokens"
+        self.size = f"texts of up to {max_length} tokens, {len(tokenizer):,} different ones"
 
     def feed(self, data: Data, targets: Targets, crop_scale: float, seed: int, strict: bool) -> Feed:
         """Texts from memory."""

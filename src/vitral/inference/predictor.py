@@ -51,7 +51,9 @@ class Predictor:
             raise InputError("slide is for segmentation: other tasks see an image as a whole.")
         if writing is not None:
             if not isinstance(self.task, Writes):
-                raise InputError(f"this model was trained to {self.task.name}, and writes no text; leave writing out.")
+                raise InputError(
+                    f"this model was trained to {self.task.name}, and writes no text; leave --beam and the like out."
+                )
             self.task.writing = writing
         self.model.to(device)
         self.device, self.batch_size, self.slide = torch.device(device), batch_size, slide

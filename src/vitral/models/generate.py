@@ -52,12 +52,13 @@ def generate(
     top_k: int | None = None,
     top_p: float = 1.0,
     seed: int | Sequence[int] = 0,
+    never: Sequence[int] = (),
     cache: bool = True,
 ) -> list[list[Generated]]:
     """Write at most `max_length` tokens, EOS included, for each source: the `n_best` of each, best first.
 
     The source is what `model.encode` takes, and writing begins after `bos`; or, for a language model, prompts (B, T).
-    `mask` is False on their padding. Options that only one method has:
+    `mask` is False on their padding, `never` are tokens that are not written. Options that only one method has:
 
     - beam: `beam`, the width, of which 1 is greedy; `early_stopping` as in transformers: True stops when `beam`
       sequences have ended, False when no open one would beat them at its present length, "never" when none ever can.
@@ -66,6 +67,7 @@ def generate(
     """
     _check(model, method, max_length, beam, n_best, temperature, top_k, top_p, eos)
     writer = _Writer.begin(model, source, mask, bos, pad, max_length, cache)
+    writer.never = list(never)
     if method == "beam" and beam > 1:
         return _beam(writer, max_length, eos, pad, beam, n_best, length_penalty, early_stopping)
     if method == "sample":
@@ -87,6 +89,7 @@ class _Writer:
         self.decoder, self.memory, self.mask = model.decoder, memory, mask
         self.new = prompt  # (R, n), not read yet
         self.sources = len(prompt)
+        self.never: list[int] = []
         self.cache: Cache | None = None
 
     @classmethod
@@ -127,7 +130,9 @@ class _Writer:
     def read(self) -> Tensor:
         """Read what is new, and return log p of each next token: (R, V)."""
         z = self.decoder(self.new, self.memory, self.mask, self.cache)[:, -1]
-        return self.decoder.logits(z).float().log_softmax(-1)
+        logits = self.decoder.logits(z).float()
+        logits[:, self.never] = NEVER
+        return logits.log_softmax(-1)
 
     def write(self, tokens: Tensor) -> None:
         """Add a token (R) to each row."""

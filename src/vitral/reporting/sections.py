@@ -116,7 +116,7 @@ def _detect(s: Shown) -> list[Section]:
 
 
 def _caption(s: Shown) -> list[Section]:
-    worst = [row for row, *_ in _written(s)[:12]]
+    worst = [row for row, _, said, true in _written(s)[:12] if said != true]
     return [
         ("By length, in characters", _table(s.metrics["by_length"], "length"), False),
         ("Answers", _pictures(s, _text_truth), True),
@@ -130,7 +130,7 @@ def _translate(s: Shown) -> list[Section]:
     return [
         ("By length, in characters", _table(s.metrics["by_length"], "length"), False),
         ("Answers", _texts([row[1:] for row in sorted(rows)[:: max(len(rows) // 12, 1)][:12]]), True),
-        ("Worst answers", _texts([row[1:] for row in rows[:12]]), True),
+        ("Worst answers", _texts([row[1:] for row in rows[:12] if row[2] != row[3]]), True),
         ("Where it looks while it writes", _translate_looks(s), True),
     ]
 
@@ -138,8 +138,8 @@ def _translate(s: Shown) -> list[Section]:
 def _complete(s: Shown) -> list[Section]:
     """The second half of some pieces as the model would have written it."""
     predictor, rows = Predictor(s.run, writing=Writing(max_tokens=60)), []
-    for index in s.kept("indices")[-12:].tolist():
-        text = s.data.lines[index]
+    different = list(dict.fromkeys(s.data.lines[index] for index in s.kept("indices").tolist()))
+    for text in different[-12:]:
         start = text[: text.rfind(" ", 0, len(text) // 2 + 1) + 1] or text[: len(text) // 2]
         rows.append((start, predictor.predict(start)[0].text(), text[len(start) :]))
     return [("How it goes on", _texts(rows), True)]

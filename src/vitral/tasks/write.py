@@ -18,7 +18,7 @@ from vitral.data.noise import Noise
 from vitral.data.sources.base import Data
 from vitral.data.targets import Targets
 from vitral.data.text import Tokens, longest, too_long
-from vitral.data.tokenizer import EOS, PAD, REPLACEMENT, SOS, Tokenizer, pad, tokenizer_from_dict
+from vitral.data.tokenizer import EOS, PAD, REPLACEMENT, SOS, UNK, Tokenizer, pad, tokenizer_from_dict
 from vitral.errors import DataError
 from vitral.models.generate import Generated, generate
 from vitral.models.seq2seq import Seq2Seq, TextDecoder, TextEncoder
@@ -98,13 +98,14 @@ class Writes(Task):
     def generate(self, model: Seq2Seq | TextDecoder, inputs: Tensor, room: int) -> list[list[Generated]]:
         """Write after the inputs, at most `room` tokens."""
         w = self.writing
-        return generate(
+        found = generate(
             model, inputs, max_length=min(w.max_tokens or room, room), bos=SOS, eos=EOS, pad=PAD,
             mask=inputs != PAD if isinstance(model, TextDecoder) else None,
             method="sample" if w.sample else "beam" if w.beam > 1 else "greedy",
             beam=w.beam, n_best=w.n_best, length_penalty=w.length_penalty, temperature=w.temperature,
-            top_k=w.sample_top_k, top_p=w.sample_top_p, seed=w.seed,
+            top_k=w.sample_top_k, top_p=w.sample_top_p, seed=w.seed, never=(PAD, SOS, UNK),
         )  # fmt: skip
+        return [sorted(several, key=lambda g: g.score, reverse=True) for several in found]
 
     def loss(self, outputs: Tensor, targets: Tensor, partners: Tensor, own: Tensor) -> Tensor:
         """Cross-entropy, the mean over all tokens that are no padding."""

@@ -54,7 +54,7 @@ class RunLog:
             self.val = f"  val {self.headline} {values[self.headline]:.4g}" if self.headline in values else ""
             if self.bar.disable:
                 loss = f" loss {values['loss']:.3f}" if "loss" in values else ""
-                self.say(f"epoch {values['epoch']:g}:{loss}{self.val}, {values['seconds']:.0f} s")
+                self.say(f"epoch {values['epoch']:g}: {(loss + self.val).strip()}, {values['seconds']:.0f} s")
         else:
             text = f"epoch {values['epoch']:.1f}  loss {values['loss']:.3f}"
             speed = f"  {values['images_per_second']:,.0f} img/s"

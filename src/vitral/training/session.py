@@ -38,6 +38,8 @@ from vitral.weights.atomic import save_tensors, write_atomically
 from vitral.weights.load import is_source, load_model, with_stochastic_depth
 from vitral.weights.rundir import CONFIG, TOKENIZERS, WEIGHTS, architecture_of, config_document, is_run, read_run_config
 
+FEW_STEPS = 100
+"""Steps of a run below which it is said how to make more."""
 # Options that may differ when a run goes on: they change where and how fast it runs, not what it computes.
 MAY_DIFFER = {"device", "workers", "save_minutes", "save_steps", "log_steps", "max_minutes"}
 
@@ -77,14 +79,17 @@ def train_model(
         with log, _signals() as stop:
             params = sum(p.numel() for p in model.parameters())
             built = f"{_model_name(config, texts)} to {made.name}: {params:,} parameters, {inputs.size}"
+            steps = config.epochs * loader.steps_per_epoch
+            if steps < FEW_STEPS:
+                notes = [*notes, f"only {steps} steps in all: a smaller --batch-size or more --epochs trains longer"]
             for note in [data.describe(), *data.notes, *made.notes, built, *filter(None, [notice]), *notes]:
                 log.say(note)
             torch.manual_seed(config.seed)
             describe = _description(data, config, made, inputs, model, command)
             if who.first and not resume:
                 if data.tokenizers:
-                    kept = json.dumps(_plain_tokenizers(data), ensure_ascii=False)
-                    write_atomically(out / TOKENIZERS, kept.encode())
+                    kept = {what: tokenizer.to_dict() for what, tokenizer in data.tokenizers.items()}
+                    write_atomically(out / TOKENIZERS, json.dumps(kept, ensure_ascii=False).encode())
                 write_atomically(out / CONFIG, config_document(describe))
 
             def validate() -> dict[str, float]:
@@ -181,7 +186,7 @@ def _why_not(out: Path, config: TrainConfig, task: Task, data: Data, resume: boo
     before = read_run_config(out).document["task"]
     if before != task.name:
         return f"{out} is a run to {before}, not to {task.name}; leave --task out, or give another --out."
-    if read_run_config(out).document.get("tokenizers", {}) != _plain_tokenizers(data):
+    if read_run_config(out).document["data"].get("texts") != data.fingerprint():
         return f"the texts of {data.name} have changed since {out} was started; use the same, or another --out."
     saved, now = (
         json.loads(json.dumps(options))  # what is new in vitral since then has its default
@@ -190,11 +195,6 @@ def _why_not(out: Path, config: TrainConfig, task: Task, data: Data, resume: boo
     different = [key for key in now if key not in MAY_DIFFER and saved[key] != now[key]]
     named = "; ".join(f"{key}: {saved[key]!r} in the run, {now[key]!r} now" for key in different)
     return f"{out} was started with other options ({named}); use the same, or another --out." if different else ""
-
-
-def _plain_tokenizers(data: Data) -> dict[str, Any]:
-    """What makes tokens of the texts, as JSON gives it back."""
-    return json.loads(json.dumps({what: tokenizer.to_dict() for what, tokenizer in data.tokenizers.items()}))
 
 
 @contextmanager
@@ -275,6 +275,7 @@ def _description(
         "data": {
             "name": data.name,
             "what": data.what,
+            "texts": data.fingerprint(),
             "mode": data.mode,
             "splits": {part: len(indices) for part, indices in data.splits.items()},
             "licence": data.licence,

@@ -1,5 +1,6 @@
 """What every source gives: images or texts that can be read one by one, a target for each, and named splits."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -121,8 +122,8 @@ class Data:
     """
 
     name: str
-    inputs: Images | Texts
-    targets: Tensor
+    inputs: Images | Texts = field(repr=False)
+    targets: Tensor = field(repr=False)
     classes: list[str]
     splits: dict[str, Tensor]
     mode: ImageMode = "rgb"
@@ -137,7 +138,7 @@ class Data:
     boxes: "Boxes | None" = None
     masks: "Masks | None" = None
     mask_classes: list[str] | None = None
-    texts: list[str] | None = None
+    texts: list[str] | None = field(default=None, repr=False)
     """What is to be written of each: a caption, a translation; or the tags of its words, with spaces between them."""
     tokenizers: "Mapping[str, Tokenizer]" = field(default_factory=dict)
     """What makes tokens of the texts once it is trained: "source" of the inputs, "target" of what is to be written."""
@@ -173,6 +174,11 @@ class Data:
             raise DataError(f"{self.name} has images where texts are needed.")
         return self.inputs.lines
 
+    def fingerprint(self) -> str | None:
+        """What tells these texts from others, None where there are none."""
+        lines = [*(self.lines if isinstance(self.inputs, Texts) else []), *(self.texts or [])]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] if lines else None
+
     def lengths(self) -> Tensor | None:
         """Characters that are read and written for each input, by which batches are put together; None without text."""
         total = torch.zeros(len(self.inputs), dtype=torch.long)
@@ -184,7 +190,8 @@ class Data:
     def _drop_empty_parts(self) -> None:
         empty = [part for part, indices in self.splits.items() if not len(indices)]
         if "train" in empty:
-            first = f" ({self.problems[0]['error']})" if self.problems else ""
+            why = self.problems[0]["error"] if self.problems else self.notes[-1] if self.notes else ""
+            first = f" ({why})" if why else ""
             raise DataError(f"{self.name} has no usable {self.what[:-1]} in its training part{first}.")
         if empty:
             notes = [f"the {part} part has no usable {self.what[:-1]} and is left out" for part in empty]

@@ -72,8 +72,8 @@ def open_data(
     if not path.exists():
         known = ", ".join(["digits", "scenes", *PLACES, *MADE])
         raise DataError(
-            f"{name} does not exist; give a folder of class folders, a CSV or Parquet file, "
-            f"hf-hub:owner/name, or one of {known}."
+            f"{name} does not exist; give a folder of class folders, a CSV or Parquet file, pairs of texts "
+            f"(TSV, JSONL), a text file, hf-hub:owner/name, or one of {known}."
         )
     if path.is_file():
         if path.suffix.lower() == ".json":

@@ -139,7 +139,9 @@ def _read_targets(path: Path, cells: dict[str, list[str]], task: str | None) -> 
     if len(classes) < 2:
         raise DataError(f"{path}: column {named} has only one class ({classes[0] if classes else 'none'}).")
     numbers = {name: i for i, name in enumerate(classes)}
-    return _Read("label", torch.tensor([numbers[value] for value in values]), classes)
+    many = len(classes) > max(len(values) // 2, 20)
+    note = f"{len(classes)} classes for {len(values)} rows; texts to write are learnt by --task translate or caption"
+    return _Read("label", torch.tensor([numbers[value] for value in values]), classes, notes=[note] * many)
 
 
 def _read_captions(values: list[str]) -> _Read:
@@ -247,7 +249,8 @@ def find_column(
     name = asked or next((name for name in usual if name in columns), None)
     if name is None or name not in columns:
         wanted = f"column {asked!r}" if asked else f"{what} column ({', '.join(usual)})"
-        raise DataError(f"{path} has no {wanted}, its columns are {', '.join(columns)}; name it with {flag}.")
+        other = ", or a column of texts with --text-column" if what == "image" else ""
+        raise DataError(f"{path} has no {wanted}, its columns are {', '.join(columns)}; name it with {flag}{other}.")
     return name
 
 
