@@ -168,7 +168,7 @@ class TestSources:
     def test_the_wrong_data_for_a_task(self, tmp_path):
         config = TrainConfig(text=TextOptions(tokenizer="characters"))
         pairs, lines = tokenized(number_pairs(), config.text), open_data("digits")
-        with pytest.raises(DataError, match="has texts, and captions are of images; try --task translate"):
+        with pytest.raises(DataError, match="few has texts, and --task caption reads images; leave --task out"):
             make_task("caption", pairs, config)
         with pytest.raises(DataError, match="has no texts to write"):
             make_task("translate", lines, config)

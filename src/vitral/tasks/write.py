@@ -3,7 +3,6 @@
 Training shows the decoder the target shifted right, SOS y_1 ... y_n, and asks for y_1 ... y_n EOS; PAD counts nowhere.
 """
 
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -126,14 +125,18 @@ class Writes(Task):
 class Write(Writes):
     """An encoder, of an image or of text, and a decoder that writes while it looks at what was encoded."""
 
+    reads: ClassVar[str]
+    """What it looks at while it writes."""
     headline = "exact"
     headline_words = "texts written without a mistake"
 
     @classmethod
     def from_data(cls, data: Data, config: TrainConfig) -> Self:
         """Tokens and their number from what is to be written in training."""
-        cls.refuse(data)
-        tokenizer, texts = data.tokenizers["target"], texts_of(data)
+        texts = texts_of(data)
+        if data.what != cls.reads:
+            raise DataError(f"{data.name} has {data.what}, and --task {cls.name} reads {cls.reads}; leave --task out.")
+        tokenizer = data.tokenizers["target"]
         most = config.text.max_length or longest(tokenizer, [texts[i] for i in data.splits["train"].tolist()], 1)
         return cls(tokenizer, most, config.text, config.label_smoothing)
 
@@ -142,11 +145,6 @@ class Write(Writes):
         """Tokens and their number."""
         options = TextOptions.from_dict(document["train"]["text"])
         return cls(tokenizer_from_dict(document["tokenizers"]["target"]), document["target_length"], options)
-
-    @classmethod
-    @abstractmethod
-    def refuse(cls, data: Data) -> None:
-        """Raise unless the data are for the task."""
 
     def settings(self) -> dict[str, Any]:
         """The longest text."""
@@ -206,11 +204,10 @@ class Write(Writes):
     def summary(self, metrics: dict[str, Any]) -> str:
         """Exact matches and errors."""
         low, high = metrics["exact_95"]
+        bleu = f", BLEU {metrics['bleu']:.1f}" if metrics["words"] >= 4 else ""  # it counts pieces of four words
         return (
             f"exact {100 * metrics['exact']:.2f} % (95 %: {100 * low:.2f} to {100 * high:.2f}), "
-            f"character errors {100 * metrics['cer']:.2f} %, chrF {metrics['chrf']:.1f}"
-            + f", BLEU {metrics['bleu']:.1f}"
-            * (metrics["words"] >= 4)  # it counts pieces of four words
+            f"character errors {100 * metrics['cer']:.2f} %, chrF {metrics['chrf']:.1f}{bleu}"
         )
 
 
@@ -227,13 +224,7 @@ class Caption(Write):
     name = "caption"
     better = "chrf"
     what = "writes what it sees in an image"
-
-    @classmethod
-    def refuse(cls, data: Data) -> None:
-        """Images, each with a text."""
-        texts_of(data)
-        if data.what != "images":
-            raise DataError(f"{data.name} has {data.what}, and captions are of images; try --task translate.")
+    reads = "images"
 
 
 class Translate(Write):
@@ -242,10 +233,4 @@ class Translate(Write):
     name = "translate"
     better = "chrf"
     what = "turns one text into another"
-
-    @classmethod
-    def refuse(cls, data: Data) -> None:
-        """Texts, each with another."""
-        texts_of(data)
-        if data.what != "texts":
-            raise DataError(f"{data.name} has {data.what}, and only texts are translated; try --task caption.")
+    reads = "texts"
