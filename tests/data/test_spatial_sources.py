@@ -1,7 +1,6 @@
 import csv
 import json
 import sys
-import time
 from collections import Counter
 from dataclasses import dataclass
 
@@ -146,12 +145,6 @@ class TestScenes:
         data = make_digit_scenes(10, 2, side=97)
         assert data.inputs.pixels.shape == (12, 1, 97, 97)
         assert max(float(r[:, 3:].max()) for r in data.boxes.rows if len(r)) <= 1
-
-    @pytest.mark.slow
-    def test_all_of_them_take_seconds(self):
-        start = time.perf_counter()
-        make_digit_scenes()
-        assert time.perf_counter() - start < 20
 
 
 class TestRotated:

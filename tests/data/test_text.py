@@ -1,4 +1,3 @@
-import time
 from collections import Counter
 from dataclasses import replace
 
@@ -431,12 +430,6 @@ class TestDigitLines:
     def test_impossible_sizes(self, sizes):
         with pytest.raises(DataError, match="lines cannot be drawn; ask for one or more"):
             make_digit_lines(*sizes)
-
-    @pytest.mark.slow
-    def test_it_is_fast(self):
-        start = time.process_time()
-        make_digit_lines(train=10_000, test=2_000, val=0)
-        assert time.process_time() - start < 10
 
 
 class TestEnglishItalian:
