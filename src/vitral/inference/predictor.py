@@ -71,6 +71,10 @@ class Predictor:
         """What is done to an image before the model sees it."""
         return self.images.preprocess
 
+    @preprocess.setter
+    def preprocess(self, p: Preprocess) -> None:
+        self.inputs = ImageInputs(p)
+
     @property
     def mode(self) -> ImageMode:
         """Whether the model sees colours."""
