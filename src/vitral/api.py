@@ -58,7 +58,7 @@ def train_and_report(
     """Training, then the report."""
     run = train_model(data, config, out, task=task, resume=resume, quiet=quiet, command=command)
     if run.wrote:
-        write_report(out, data)
+        write_report(out, run.data)
     return run
 
 

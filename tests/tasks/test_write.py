@@ -139,11 +139,16 @@ class TestSources:
 
     def test_a_short_model_gets_short_pieces(self, tmp_path):
         (tmp_path / "a.txt").write_text("word " * 30 + "\n\n" + "short verse")
-        options = TextOptions(tokenizer="characters", max_length=20)
-        data = tokenized(load_running_text(tmp_path / "a.txt"), options)
+        data = load_running_text(tmp_path / "a.txt")
+        data = TextInputs(Characters.train(data.lines), 19, ends=False).usable(data)
         assert max(map(len, data.lines)) <= 18
         assert "".join(data.lines[:-1]) == "word " * 30
         assert data.targets[:, 0].sum() == 2
+        options = QUICK | {"text": SMALL | {"max_length": 12}}
+        run = vitral.train(tmp_path / "a.txt", out=tmp_path / "run", epochs=1, val_fraction=0.3, **options)
+        assert (run.path / "report.html").is_file()  # of the pieces, which are numbered otherwise than the paragraphs
+        again = vitral.evaluate(run.path, tmp_path / "a.txt", split="train")
+        assert (again["left_out"], again["tokens"]) == (0, 150 + 1 + 11 + 1)
 
     def test_texts_in_a_table(self, tmp_path):
         path = tmp_path / "t.tsv"
@@ -481,7 +486,9 @@ class TestCommandLine:
         assert answer["texts"][0]["text"] == "due"
         assert len(answer["texts"]) == 3
         _, out, _ = self.say(capsys, "predict", runs["translate"].path, "two ß", "--csv")
-        assert out.splitlines()[0] == "text,rank,written,score,ended,error"
+        header, row = out.splitlines()
+        assert header == "text,rank,written,score,ended,error"
+        assert re.fullmatch(r"two ß,1,\w+,-[\d.e-]+,(yes|no),", row)
 
     def test_unknown_characters_are_said(self, runs, capsys):
         _, out, _ = self.say(capsys, "predict", runs["translate"].path, "twoß")

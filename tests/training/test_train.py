@@ -3,6 +3,8 @@
 import json
 import math
 from contextlib import contextmanager
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -191,7 +193,10 @@ def test_a_loss_that_is_not_finite_is_skipped_and_then_stops_the_run(tmp_path, m
         vitral.train("digits", out=tmp_path / "bad", max_bad_steps=4, **QUICK)
 
 
-def test_max_minutes_ends_the_schedule_on_time(tmp_path):
+def test_max_minutes_ends_the_schedule_on_time(tmp_path, monkeypatch):
+    ticks = count(step=0.01)
+    clock = SimpleNamespace(monotonic=lambda: next(ticks))  # every look at it takes a hundredth of a second
+    monkeypatch.setattr("vitral.training.loop.time", clock)
     run = vitral.train("digits", out=tmp_path / "run", **(QUICK | {"epochs": 100000}), max_minutes=0.03)
     lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     train = [line for line in lines if line["split"] == "train"]

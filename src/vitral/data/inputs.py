@@ -20,7 +20,7 @@ from vitral.data.images import ImageMode, read_image
 from vitral.data.noise import Noise
 from vitral.data.sources.base import Data, ImageArray, to_mode
 from vitral.data.targets import Targets, View
-from vitral.data.text import too_long
+from vitral.data.text import cut_running_text, too_long
 from vitral.data.tokenizer import EOS, SOS, Tokenizer, pad, tidy
 from vitral.data.transforms import decode_size, eval_transform, eval_view, normalize, random_view, show
 from vitral.errors import DataError, ImageError, InputError
@@ -157,9 +157,9 @@ class _ImageFeed(Feed):
     def __getitem__(self, batch: tuple[Tensor, Tensor]) -> Batch:
         indices, samples = batch
         images = self.data.images
-        as_it_is = isinstance(images, ImageArray) and images.pixels.shape[-2:] == self.preprocess.img_size
-        if as_it_is and self.crop_scale == 1 and self.preprocess.crop_mode in ("squash", "pad"):
-            pixels = to_mode(images.pixels[indices], self.data.mode)  # type: ignore[union-attr]
+        no_crop = self.crop_scale == 1 and self.preprocess.crop_mode in ("squash", "pad")
+        if no_crop and isinstance(images, ImageArray) and images.pixels.shape[-2:] == self.preprocess.img_size:
+            pixels = to_mode(images.pixels[indices], self.data.mode)
             return Batch(pixels, self._targets(indices, [View.whole()] * len(indices)), samples, [])
         read: dict[int, Tensor] = {}
         views: list[View] = []
@@ -247,8 +247,10 @@ class TextInputs(Inputs):
         return f"characters never seen in training: {' '.join(unknown)}" if unknown else ""
 
     def usable(self, data: Data) -> Data:
-        """Leave out what is too long to be read."""
+        """Leave out what is too long to be read; what is to be gone on with is cut instead."""
         most = self.max_length - 1 - self.ends
+        if not self.ends:
+            return cut_running_text(data, self.tokenizer, most)
         bad = too_long(self.tokenizer, data.lines, most)
         return data.without(bad, f"texts have more than {most} tokens and were left out")
 

@@ -255,13 +255,17 @@ def _pieces(text: str, most: int = PIECE) -> Iterator[tuple[str, bool]]:
     yield text, True
 
 
-def cut_running_text(data: Data, most: int) -> Data:
-    """Pieces of at most so many characters; a piece stays in the part that it was in."""
+def cut_running_text(data: Data, tokenizer: Tokenizer, most: int) -> Data:
+    """Pieces of at most so many tokens; a piece stays in the part that it was in."""
+    bad = too_long(tokenizer, data.lines, most)
+    if not bad.any():
+        return data
     lines, ends = [], []
     splits: dict[str, list[int]] = {part: [] for part in data.splits}
     for part, indices in data.splits.items():
         for i in indices.tolist():
-            for piece, last in _pieces(data.lines[i], most):
+            # A token is at least a character.
+            for piece, last in _pieces(data.lines[i], most) if bad[i] else [(data.lines[i], True)]:
                 splits[part].append(len(lines))
                 lines.append(piece)
                 ends.append([float(last) * data.targets[i, 0].item()])
@@ -297,8 +301,6 @@ class Tokens:
 
 def tokenized(data: Data, o: TextOptions) -> Data:
     """The data with tokenizers trained on the texts of its training part; as it is where it has no texts."""
-    if o.max_length is not None and data.kind == "none" and isinstance(data.inputs, Texts) and data.texts is None:
-        data = cut_running_text(data, min(PIECE, o.max_length - 2))  # a token is at least a character
     train = data.splits["train"].tolist()
     texts = {
         "source": data.lines if isinstance(data.inputs, Texts) else None,

@@ -21,7 +21,7 @@ def evaluate_run(
         raise DataError(f"{data.name} has no split {split!r}; it has {', '.join(data.splits)}.")
     asked = replace(data, splits={split: data.splits[split]})
     data = predictor.task.usable(predictor.inputs.usable(asked))
-    left_out = len(asked.splits[split]) - len(data.splits.get(split, []))
+    left_out = max(len(asked.splits[split]) - len(data.splits.get(split, [])), 0)  # running text is cut into more
     if split not in data.splits:
         raise DataError(f"all {left_out:,} {data.what} of the {split} part are too long for this model.")
     found = find(predictor.model, predictor.task, data, data.splits[split], predictor.inputs, predictor.batch_size)

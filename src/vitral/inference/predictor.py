@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -145,8 +145,9 @@ class Predictor:
     def _expand(self, inputs: ImageLike | Sequence[ImageLike]) -> Iterator[ImageLike]:
         if self.inputs.what == "image":
             return expand(inputs)
-        several = isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes)
-        return iter(inputs if several else [inputs])  # type: ignore[arg-type]
+        if isinstance(inputs, str) or not isinstance(inputs, Sequence):
+            return iter([cast(ImageLike, inputs)])
+        return iter(cast(Sequence[ImageLike], inputs))
 
     def _batches(self, inputs: Iterable[ImageLike]) -> Iterator[tuple[list[Frame], list[Tensor], list[str]]]:
         """Frames, those inputs that could be read, and errors, a batch at a time."""

@@ -7,7 +7,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
@@ -50,6 +50,8 @@ class Run:
 
     path: Path
     metrics: dict[str, Any]
+    data: Data = field(repr=False)
+    """What it was trained on, as it was used: evaluations number its samples."""
     wrote: bool = True
     """Whether this process is the one that wrote it."""
 
@@ -115,7 +117,7 @@ def train_model(
 
                 model.load_state_dict(load_file(out / "best.safetensors"))
             if not who.first:
-                return Run(out, {}, wrote=False)
+                return Run(out, {}, data, wrote=False)
             return _finish(out, model, made, data, inputs, config.batch_size, describe, log)
 
 
@@ -257,7 +259,7 @@ def _finish(
     write_atomically(out / "README.md", model_card(describe, task, metrics).encode())
     for part, m in metrics.items():
         log.say(f"{part}: {task.summary(m)}, {m['images']:,} {data.what}")
-    return Run(out, metrics)
+    return Run(out, metrics, data)
 
 
 def _description(

@@ -14,7 +14,7 @@ from vitral.models.zoo import FAMILIES, MODELS
 from vitral.weights import clip, google, huggingface, timm, torchvision
 from vitral.weights.files import WeightFile
 from vitral.weights.infer import infer
-from vitral.weights.layout import Known, Layout, Names, Plan, has, make_plan, settings
+from vitral.weights.layout import Known, Layout, Names, Plan, fitting_labels, has, make_plan, settings
 
 # In the order in which they are tried: the more particular first. Swin will have its place here; DETR has its own
 # reader, `weights/detr.py`.
@@ -108,10 +108,8 @@ def detect(
         raise CheckpointError(f"the preprocessing beside {file.path} cannot be used: {error}") from error
     for name in ("mean", "std", "interpolation", "crop_mode", "crop_pct"):
         reasons[name] = "a file beside the weights" if name in known.preprocess else layout.about
-    labels, notes = known.labels, list(known.notes)
-    if labels is not None and len(labels) != config.num_classes:
-        notes.append(f"{len(labels)} labels for {config.num_classes} classes: they are left out")
-        labels = None
+    notes = list(known.notes)
+    labels = fitting_labels(known.labels, config.num_classes, notes)
     return Detected(layout, plan, config, preprocess, labels, reasons, why, notes)
 
 

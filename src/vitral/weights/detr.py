@@ -20,7 +20,7 @@ from vitral.models.init import blank
 from vitral.weights.adapt import adapt_channels
 from vitral.weights.files import WeightFile
 from vitral.weights.huggingface import read_documents
-from vitral.weights.layout import Known, Op, Pattern, Plan, Rule, rule, translate
+from vitral.weights.layout import Known, Op, Pattern, Plan, Rule, fitting_labels, rule, translate
 from vitral.weights.load import read_plan, refuse_broken, refuse_gaps, refuse_shapes
 from vitral.weights.report import LoadReport
 
@@ -123,10 +123,8 @@ def load_detector(
         report.notes.append(note)
     else:
         model.preprocess = replace(model.preprocess, img_size=img_size)
-    model.labels = known.labels if config.num_classes == found.num_classes else None
-    if model.labels is not None and len(model.labels) != config.num_classes:
-        report.notes.append(f"{len(model.labels)} labels for {config.num_classes} classes: they are left out")
-        model.labels = None
+    labels = known.labels if config.num_classes == found.num_classes else None
+    model.labels = fitting_labels(labels, config.num_classes, report.notes)
     model.load_report = report
     return model.eval()
 

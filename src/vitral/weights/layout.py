@@ -237,6 +237,15 @@ def _why_dropped(layout: Layout, name: str) -> str:
 
 # ---- names by patterns, for files whose tensors need no more than other names ----
 
+
+def fitting_labels(labels: list[str] | None, num_classes: int, notes: list[str]) -> list[str] | None:
+    """The labels, if there are as many as classes; if not, none, and a note."""
+    if labels is None or len(labels) == num_classes:
+        return labels
+    notes.append(f"{len(labels)} labels for {num_classes} classes: they are left out")
+    return None
+
+
 Pattern = tuple[str, str | Callable[[re.Match[str]], str]]
 
 

@@ -21,7 +21,7 @@ from vitral.models.swin import SwinTransformer, init_swin
 from vitral.weights import huggingface, timm
 from vitral.weights.adapt import adapt_channels, resize_patches
 from vitral.weights.files import WeightFile
-from vitral.weights.layout import FUSE_QKV, Known, Names, Pattern, Plan, Rule, rule, translate
+from vitral.weights.layout import FUSE_QKV, Known, Names, Pattern, Plan, Rule, fitting_labels, rule, translate
 from vitral.weights.load import read_plan, refuse_broken, refuse_gaps, refuse_shapes
 from vitral.weights.report import LoadReport
 
@@ -187,10 +187,8 @@ def load_swin(
         report.settings.append((name, str(getattr(model.preprocess, name)), why))
     if layout == "huggingface" and config.norm_eps != 1e-5:
         report.notes.append("Hugging Face keeps an epsilon of 1e-5 in the norms of patches and of merging")
-    model.labels = known.labels if config.num_classes == found.num_classes else None
-    if model.labels is not None and len(model.labels) != config.num_classes:
-        report.notes.append(f"{len(model.labels)} labels for {config.num_classes} classes: they are left out")
-        model.labels = None
+    labels = known.labels if config.num_classes == found.num_classes else None
+    model.labels = fitting_labels(labels, config.num_classes, report.notes)
     model.load_report = report
     return model.eval()
 
