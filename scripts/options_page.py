@@ -18,10 +18,11 @@ def page() -> str:
     """The page as it should be: a table for each group of options."""
     tables = [INTRO]
     for node in ast.parse(inspect.getsource(config)).body:
-        if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "Options" for base in node.bases):
-            tables.append(
-                f"## {node.name}\n\n{ast.get_docstring(node)}\n\n| option | default | what it is |\n|---|---|---|"
-            )
+        if isinstance(node, ast.ClassDef) and issubclass(getattr(config, node.name), config.Options) and node.bases:
+            parent = ast.unparse(node.bases[0])
+            also = f" It has the options of {parent} too." if parent != "Options" else ""
+            about = f"{ast.get_docstring(node)}{also}"
+            tables.append(f"## {node.name}\n\n{about}\n\n| option | default | what it is |\n|---|---|---|")
             for item, after in zip(node.body, node.body[1:], strict=False):
                 if isinstance(item, ast.AnnAssign) and item.value is not None:
                     assert isinstance(after, ast.Expr)

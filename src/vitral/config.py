@@ -607,11 +607,11 @@ class Writing(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(Options):
-    """Everything that decides how a model is trained."""
+class LoopConfig(Options):
+    """What every run of the training loop has, whether it learns from labels or without."""
 
     model: str = "vit_lite_conv_patch4_32"
-    """Name of a model (`vitral models` lists them), or weights to start from: a file, a folder, hf-hub:owner/name."""
+    """Name of a model (`vitral models` lists them), or weights to start from: a run, a file, hf-hub:owner/name."""
     img_size: int | tuple[int, int] | None = None
     """Height and width the images are brought to; by default the model's."""
     patch_size: int | tuple[int, int] | None = None
@@ -642,12 +642,8 @@ class TrainConfig(Options):
     """Largest norm of the gradient; None for no clipping."""
     ema: float = 0.99
     """Decay of the averaged weights, which are the ones kept; 0 for none."""
-    label_smoothing: float = 0.0
-    """Share of a target that is spread over all classes."""
     drop_path_rate: float = 0.0
     """Stochastic depth."""
-    freeze: str = ""
-    """Parts that are not trained, by the start of their parameter names, separated by commas."""
     checkpoint_blocks: bool = False
     """Recompute each block in the backward pass: slower, with far less memory."""
     precision: Precision = "auto"
@@ -656,10 +652,6 @@ class TrainConfig(Options):
     """Where to compute."""
     val_fraction: float = 0.1
     """Part of the training images kept for validation where the data has no validation part."""
-    test_fraction: float = 0.0
-    """Part kept for testing where the data has no test part."""
-    select: Select = "last"
-    """Keep the last averaged weights, or the ones that were best on the validation part."""
     eval_every: int = 1
     """Epochs between evaluations on the validation part."""
     save_minutes: float = 5.0
@@ -678,6 +670,31 @@ class TrainConfig(Options):
     """Decides the starting weights, the order and the augmentation."""
     augment: Augmentation = Augmentation()
     """What is done to training images at random."""
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        whole = ["epochs", "batch_size", "accumulate", "eval_every", "log_steps", "max_bad_steps"]
+        self._check_numbers(whole, 1, whole=True)
+        self._check_numbers(["workers"], 0, whole=True)
+        self._check_numbers(["lr", "muon_lr", "weight_decay", "warmup_epochs", "save_minutes"], 0)
+        self._check_numbers(["ema", "drop_path_rate", "val_fraction"], 0, 1)
+        self._check_numbers(["min_lr", "layer_decay"], 0, 1 + 1e-9)
+        if self.batch_size % self.accumulate:
+            raise ConfigError(f"accumulate must divide batch_size ({self.batch_size}), got {self.accumulate}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(LoopConfig):
+    """Everything that decides how a model is trained."""
+
+    label_smoothing: float = 0.0
+    """Share of a target that is spread over all classes."""
+    freeze: str = ""
+    """Parts that are not trained, by the start of their parameter names, separated by commas."""
+    test_fraction: float = 0.0
+    """Part kept for testing where the data has no test part."""
+    select: Select = "last"
+    """Keep the last averaged weights, or the ones that were best on the validation part."""
     regress: RegressOptions = RegressOptions()
     """Of `--task regress`."""
     multilabel: MultilabelOptions = MultilabelOptions()
@@ -690,15 +707,8 @@ class TrainConfig(Options):
     """Of models that read or write text."""
 
     def __post_init__(self) -> None:
-        self._check_choices()
-        whole = ["epochs", "batch_size", "accumulate", "eval_every", "log_steps", "max_bad_steps"]
-        self._check_numbers(whole, 1, whole=True)
-        self._check_numbers(["workers"], 0, whole=True)
-        self._check_numbers(["lr", "muon_lr", "weight_decay", "warmup_epochs", "save_minutes"], 0)
-        self._check_numbers(["ema", "label_smoothing", "drop_path_rate", "val_fraction", "test_fraction"], 0, 1)
-        self._check_numbers(["min_lr", "layer_decay"], 0, 1 + 1e-9)
-        if self.batch_size % self.accumulate:
-            raise ConfigError(f"accumulate must divide batch_size ({self.batch_size}), got {self.accumulate}.")
+        super().__post_init__()
+        self._check_numbers(["label_smoothing", "test_fraction"], 0, 1)
 
 
 @dataclass(frozen=True, kw_only=True)

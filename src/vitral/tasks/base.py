@@ -14,6 +14,7 @@ from vitral.data.noise import Noise
 from vitral.data.sources.base import Data
 from vitral.data.targets import Targets, View
 from vitral.models.vit import VisionTransformer
+from vitral.tasks.objective import Objective
 
 Found = dict[str, Tensor]
 """What is kept of a model's outputs to judge them by, with the targets: the first axis of each counts images."""
@@ -86,20 +87,16 @@ class Answer(ABC):
         return {".png": self.draw(image)}
 
 
-class Task(ABC):
+class Task(Objective):
     """Head, targets, loss, metrics and decoding of one task."""
 
     name: ClassVar[str]
-    better: ClassVar[str]
-    """The metric that tells which of two models is better; more is better."""
     answer: ClassVar[type[Answer]]
     headline: ClassVar[str]
     """The metric that is shown first."""
     headline_words: ClassVar[str]
     what: ClassVar[str]
     """What a model does, after "A Vision Transformer that", for {n} labels."""
-    spatial: ClassVar[bool] = False
-    """Whether the answer has places in the image: all of it must then be seen, and two cannot be mixed."""
     pool: ClassVar[TextPool] = "cls"
     """What the head of a text encoder reads."""
 
@@ -148,14 +145,6 @@ class Task(ABC):
         return model(inputs)
 
     @abstractmethod
-    def loss(self, outputs: Any, targets: Tensor, partners: Tensor, own: Tensor) -> Tensor:
-        """Mean loss of a batch: `own` (B,) parts of each image are its own, the rest its partner's."""
-
-    @abstractmethod
-    def sums(self, outputs: Any, targets: Tensor) -> dict[str, float]:
-        """What a training batch adds to the running metrics, with its `count`."""
-
-    @abstractmethod
     def found(self, outputs: Any, targets: Tensor) -> Found:
         """What to keep of a batch for `metrics`."""
 
@@ -163,7 +152,7 @@ class Task(ABC):
     def metrics(self, found: Found) -> dict[str, Any]:
         """How good the answers are; the plain numbers among them are logged during training."""
 
-    def calibrate(self, found: Found) -> None:  # noqa: B027
+    def calibrate(self, found: Found) -> None:
         """Settle on validation data what training leaves open, if there is anything."""
 
     def settings(self) -> dict[str, Any]:
@@ -174,7 +163,7 @@ class Task(ABC):
     def summary(self, metrics: dict[str, Any]) -> str:
         """The metrics in a line."""
 
-    def write(self, folder: Path, answers: list[Answer]) -> None:  # noqa: B027
+    def write(self, folder: Path, answers: list[Answer]) -> None:
         """Keep all answers together in the forms that others read, if there are any."""
 
     @abstractmethod

@@ -5,13 +5,16 @@ from torch import Tensor, nn
 
 
 class EMA:
-    """Averages of a model's parameters: average <- d * average + (1 - d) * weight, d smaller in the first steps."""
+    """Averages of a model's parameters: average <- d * average + (1 - d) * weight, d smaller in the first steps.
+
+    What is not trained is its own average; with a decay of 0 everything is, and nothing is kept.
+    """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
         self.steps = 0
-        self.names = [name for name, _ in model.named_parameters()]
-        self._weights = [p.detach() for p in model.parameters()]
+        trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad and decay}
+        self.names, self._weights = list(trained), list(trained.values())
         self._averages = [p.clone() for p in self._weights]
 
     @torch.no_grad()
@@ -19,7 +22,8 @@ class EMA:
         """Take the model's weights of this step in."""
         self.steps += 1
         decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
-        torch._foreach_lerp_(self._averages, self._weights, 1 - decay)  # pyright: ignore
+        if self._weights:
+            torch._foreach_lerp_(self._averages, self._weights, 1 - decay)  # pyright: ignore
 
     def state_dict(self) -> dict[str, Tensor]:
         """The averages under the names of the model's parameters."""

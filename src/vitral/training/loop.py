@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute
 
-from vitral.config import TrainConfig
+from vitral.config import LoopConfig
 from vitral.data.augment import neighbours
 from vitral.data.inputs import Batch
 from vitral.data.loader import TrainLoader
 from vitral.data.noise import Noise
 from vitral.errors import TrainingError, unknown_name
 from vitral.nn.regularize import StochasticDepth
-from vitral.tasks.base import Task
+from vitral.tasks.objective import Objective
 from vitral.training.checkpoint import Checkpoint, load_optimizer_tensors, optimizer_tensors
 from vitral.training.distributed import Processes
 from vitral.training.ema import EMA
@@ -58,9 +58,9 @@ class State:
 
 def fit(
     model: nn.Module,
-    task: Task,
+    objective: Objective,
     loader: TrainLoader,
-    config: TrainConfig,
+    config: LoopConfig,
     hooks: Hooks,
     processes: Processes,
     device: torch.device,
@@ -68,7 +68,6 @@ def fit(
     resume: Checkpoint | None = None,
 ) -> State:
     """Train until the epochs or the minutes are over; the averaged weights are then in the model."""
-    freeze(model, config.freeze)
     if config.checkpoint_blocks:
         recompute_blocks(model)
     optimizers, ema, state = make_optimizers(model, config), EMA(model, config.ema), State()
@@ -92,20 +91,21 @@ def fit(
         rate = cosine_with_warmup(max(progress, 0.5 / total), warmup, config.min_lr)
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = group["peak_lr"] * rate
+        objective.before_step(progress, state.step / loader.steps_per_epoch, optimizers)
 
         loss = 0.0
         for part in split(batch, config.accumulate):
             noise = Noise(config.seed, part.samples)
             place_stochastic_depth(model, noise, device)
-            mixed = loader.inputs.augment(part.inputs.to(device), noise, config.augment, mirror=not task.spatial)
+            mixed = loader.inputs.augment(part.inputs.to(device), noise, config.augment, mirror=not objective.spatial)
             targets = loader.targets.warp(part.targets.to(device), mixed.maps)
             with autocast(device, dtype):
-                outputs = full_precision(task.forward(net, mixed.inputs, targets, noise))
-                part_loss = task.loss(outputs, targets, targets[neighbours(len(targets)).to(device)], mixed.own)
+                outputs = full_precision(objective.forward(net, mixed.inputs, targets, noise))
+                part_loss = objective.loss(outputs, targets, targets[neighbours(len(targets)).to(device)], mixed.own)
             scaler.scale(part_loss / config.accumulate).backward()
             loss += part_loss.item() / config.accumulate
             with torch.no_grad():
-                meter.add(task.sums(outputs, targets))
+                meter.add(objective.sums(outputs, targets))
 
         if processes.any(loss != loss or abs(loss) == float("inf")):
             skip(state, loss, batch, config, hooks)
@@ -113,11 +113,13 @@ def fit(
             state.bad_steps = 0
             for optimizer in optimizers:
                 scaler.unscale_(optimizer)
+            objective.before_update(state.step / loader.steps_per_epoch)
             norm = nn.utils.clip_grad_norm_(trained, config.clip_grad or float("inf"))
             for optimizer in optimizers:
                 scaler.step(optimizer)
             scaler.update()
             ema.update()
+            objective.after_update()
             meter.add_loss(loss, norm)
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
@@ -129,7 +131,7 @@ def fit(
             line = {"step": state.step, "epoch": state.step / loader.steps_per_epoch, "progress": progress, "lr": rate}
             hooks.log({"split": "train", **line, **meter.read(processes), "seconds": state.seconds})
         if rest == 0 and hooks.validate is not None and (epoch % config.eval_every == 0 or state.step == total):
-            evaluate_average(model, ema, task, hooks, state, epoch)
+            evaluate_average(model, ema, objective.better, hooks, state, epoch)
         if processes.any(due(config, state, last_save)):
             last_save = time.monotonic()
             hooks.save(snapshot(state, model, optimizers, ema))
@@ -188,7 +190,7 @@ def recompute_blocks(model: nn.Module) -> None:
             block.forward = partial(recompute, forward, use_reentrant=False)
 
 
-def skip(state: State, loss: float, batch: Batch, config: TrainConfig, hooks: Hooks) -> None:
+def skip(state: State, loss: float, batch: Batch, config: LoopConfig, hooks: Hooks) -> None:
     """Leave out a step whose loss is not finite, and give up after too many in a row."""
     state.bad_steps += 1
     state.skipped += 1
@@ -209,21 +211,21 @@ def report_unreadable(state: State, batch: Batch, hooks: Hooks) -> None:
             hooks.warn(problem)
 
 
-def evaluate_average(model: nn.Module, ema: EMA, task: Task, hooks: Hooks, state: State, epoch: int) -> None:
+def evaluate_average(model: nn.Module, ema: EMA, better: str, hooks: Hooks, state: State, epoch: int) -> None:
     """Evaluate the averaged weights on the validation part, and keep them if they are the best so far."""
     assert hooks.validate is not None
     ema.swap()
     model.eval()
     metrics = hooks.validate()
-    if metrics[task.better] > state.best:
-        state.best = metrics[task.better]
+    if metrics[better] > state.best:
+        state.best = metrics[better]
         hooks.keep_best()
     ema.swap()
     model.train()
     hooks.log({"split": "val", "step": state.step, "epoch": epoch, **metrics, "seconds": state.seconds})
 
 
-def due(config: TrainConfig, state: State, last_save: float) -> bool:
+def due(config: LoopConfig, state: State, last_save: float) -> bool:
     """Whether it is time for a checkpoint."""
     if config.save_steps is not None:
         return state.step % config.save_steps == 0

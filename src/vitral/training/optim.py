@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vitral.config import TrainConfig
+from vitral.config import LoopConfig
 from vitral.models.segmenter import ConvHead
 from vitral.nn.patches import ConvStem
 
@@ -39,7 +39,7 @@ def layer_of(name: str, depth: int) -> int:
     )
 
 
-def make_optimizers(model: nn.Module, config: TrainConfig) -> list[Optimizer]:
+def make_optimizers(model: nn.Module, config: LoopConfig) -> list[Optimizer]:
     """AdamW over everything, or Muon over the matrices of the blocks and the kernels of conv stems and heads.
 
     Every parameter group carries its own peak rate as `peak_lr`, which the schedule multiplies.

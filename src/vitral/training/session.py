@@ -32,7 +32,7 @@ from vitral.training.card import model_card
 from vitral.training.checkpoint import Checkpoint, load_newest, save_checkpoint
 from vitral.training.distributed import Processes, processes
 from vitral.training.log import RunLog
-from vitral.training.loop import Hooks, fit
+from vitral.training.loop import Hooks, fit, freeze
 from vitral.training.precision import resolve_device, resolve_precision
 from vitral.weights.atomic import save_tensors, write_atomically
 from vitral.weights.load import is_source, load_model, with_stochastic_depth
@@ -70,6 +70,7 @@ def train_model(
     with processes(device) as who:
         checkpoint, notes = _open_run(out, config, made, data, resume, who)
         model = _make_model(data, config, made, texts, device)
+        freeze(model, config.freeze)
         inputs = texts or ImageInputs(model.preprocess)
         loader = TrainLoader(
             data, inputs, config.augment, config.batch_size, config.seed, config.strict, config.workers,
