@@ -4,30 +4,36 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vitral.config import TrainConfig, Writing
+from vitral.config import PretrainConfig, TrainConfig, Writing
 from vitral.data.sources.base import Data
-from vitral.data.sources.open import open_data
+from vitral.data.sources.open import open_data, open_images
 from vitral.inference.evaluate import evaluate_run
+from vitral.inference.health import Health
 from vitral.recipes import list_recipes, read_recipe
 from vitral.reporting.html import write_report
+from vitral.reporting.pretrain import PICTURES, draw_progress, write_pretraining_report
+from vitral.tasks.method import Method
 from vitral.tasks.open import infer_task
+from vitral.training.pretrain import pretrain_model
 from vitral.training.session import Run, train_model
 from vitral.weights.rundir import is_run, read_run_config
 
 
 def resolve_config(data: Data, given: Mapping[str, Any], task: str | None = None) -> TrainConfig:
-    """Defaults, under the recipe of the data, if they have one for the task or for all, under the options given.
-
-    Groups of options, such as `augment`, are put over the recipe's one by one.
-    """
+    """Defaults, under the recipe of the data, if they have one for the task or for all, under the options given."""
     names = [f"{data.recipe}-{task or infer_task(data)}", data.recipe] if data.recipe else []
     recipe = next((read_recipe(name) for name in names if name in list_recipes()), {})
+    return TrainConfig.from_dict(_over(recipe, given))
+
+
+def _over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Options put over others; groups of options, such as `augment`, one by one."""
     groups = {
-        key: recipe[key] | dict(given[key])
-        for key in recipe
-        if isinstance(recipe[key], dict) and isinstance(given.get(key), Mapping)
+        key: under[key] | dict(over[key])
+        for key in under
+        if isinstance(under[key], dict) and isinstance(over.get(key), Mapping)
     }
-    return TrainConfig.from_dict(recipe | dict(given) | groups)
+    return {**under, **over, **groups}
 
 
 def train(
@@ -59,6 +65,55 @@ def train_and_report(
     run = train_model(data, config, out, task=task, resume=resume, quiet=quiet, command=command)
     if run.wrote:
         write_report(out, run.data)
+    return run
+
+
+def resolve_pretraining(data: Data, given: Mapping[str, Any]) -> PretrainConfig:
+    """Defaults, under the recipe of the method, under that of the data for the method, under the options given."""
+    method = given.get("method", PretrainConfig().method)
+    names = [f"pretrain-{method}", f"{data.recipe}-{method}"]
+    options = {"method": method}
+    for layer in [*(read_recipe(name) for name in names if name in list_recipes()), given]:
+        options = _over(options, layer)
+    return PretrainConfig.from_dict(options)
+
+
+def pretrain(
+    data: str | Path | Data,
+    *,
+    out: str | Path,
+    labelled: str | Path | Data | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+    command: str = "",
+    **options: Any,
+) -> Run:
+    """Let a model learn from images without their labels; `options` are fields of `vitral.config.PretrainConfig`.
+
+    `vitral.pretrain("photos/", method="dino", out="runs/dino")`. `labelled` are data with class labels, on which the
+    k-NN accuracy is watched; by default the labels of `data`, if they have any.
+    """
+    opened = data if isinstance(data, Data) else open_images(data)
+    watched = open_data(labelled) if isinstance(labelled, str | Path) else labelled
+    config = resolve_pretraining(opened, options)
+    return pretrain_and_report(opened, watched, config, Path(out), resume=resume, quiet=quiet, command=command)
+
+
+def pretrain_and_report(
+    data: Data, labelled: Data | None, config: PretrainConfig, out: Path, *, resume: bool, quiet: bool, command: str
+) -> Run:
+    """Learning without labels, watched, then the report."""
+    data = data.with_splits(config.val_fraction, 0.0, seed=0)
+    health = Health(data, labelled and labelled.with_splits(config.val_fraction, 0.0, seed=0), config)
+
+    def look(method: Method, epoch: int) -> tuple[dict[str, float], str]:
+        if epoch % config.picture_every == 0 or epoch < 2:  # also the last, which is -1
+            draw_progress(method, health.examples(PICTURES), out / "pictures", epoch)
+        return health.look(method)
+
+    run = pretrain_model(data, config, out, look, resume=resume, quiet=quiet, command=command)
+    if run.wrote:
+        write_pretraining_report(out)
     return run
 
 

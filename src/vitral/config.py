@@ -33,6 +33,7 @@ MultilabelLoss = Literal["bce", "asymmetric"]
 SegmentHead = Literal["linear", "conv", "mask"]
 ClassWeights = Literal["none", "balanced"]
 TokenizerKind = Literal["characters", "bpe"]
+MethodName = Literal["dino", "mae"]
 
 HUB = "hf-hub:"
 """Before the name of a model or data set of the Hugging Face hub."""
@@ -426,6 +427,12 @@ class Augmentation(Options):
     """Strength of RandAugment, 0 to 1."""
     color_jitter: float = 0.0
     """Largest change of brightness, contrast and saturation."""
+    grey: float = 0.0
+    """Probability of an image without its colours."""
+    blur: float = 0.0
+    """Probability of a blur, by up to 1 % of the side."""
+    solarize: float = 0.0
+    """Probability of the bright half of the values turned around."""
     erasing: float = 0.0
     """Probability of a random box set to the mean colour."""
     mixup: float = 0.0
@@ -437,7 +444,7 @@ class Augmentation(Options):
 
     def __post_init__(self) -> None:
         self._check_choices()
-        names = ["flip", "shift", "zoom", "shear", "magnitude", "color_jitter", "erasing"]
+        names = ["flip", "shift", "zoom", "shear", "magnitude", "color_jitter", "grey", "blur", "solarize", "erasing"]
         self._check_numbers(names, 0, 1 + 1e-9)
         self._check_numbers(["rotate", "mixup", "cutmix"], 0)
         self._check_numbers(["operations", "repeats"], 1, whole=True)
@@ -712,6 +719,127 @@ class TrainConfig(LoopConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DINOOptions(Options):
+    """What `--method dino` can do. The defaults are for a small model and a small machine, not those of the paper."""
+
+    global_scale: float = 0.3
+    """Large crops show at least this share of an image's area, small ones at most this."""
+    local_scale: float = 0.1
+    """Small crops show at least this share of the area."""
+    global_size: int | tuple[int, int] | None = None
+    """Height and width of large crops; by default the model's. Smaller ones are faster."""
+    local_crops: int = 6
+    """Small crops of each image, besides the two large ones; 0 for none."""
+    local_size: int | tuple[int, int] | None = None
+    """Height and width of small crops; by default half of the large ones', in whole patches."""
+    prototypes: int = 2048
+    """K, outputs of the head (the paper: 65,536)."""
+    hidden: int = 512
+    """Width of the head's hidden layers (the paper: 2,048)."""
+    bottleneck: int = 128
+    """Width of the head's last layer but one (the paper: 256)."""
+    momentum: float = 0.99
+    """Momentum of the teacher's weights at the start; it rises to 1. Longer runs take more (the paper: 0.996)."""
+    centre_momentum: float = 0.9
+    """Momentum of the centre that is taken from the teacher's answers."""
+    student_temperature: float = 0.1
+    """Softness of the student's answers."""
+    teacher_temperature: float = 0.04
+    """Softness of the teacher's answers, at the start."""
+    teacher_temperature_end: float = 0.06
+    """Softness of the teacher's answers, after their warm-up."""
+    temperature_warmup: float = 0.3
+    """Share of the run over which the teacher's answers grow softer."""
+    freeze_last_epochs: float = 1.0
+    """Epochs before the last layer of the head begins to learn."""
+    ibot: float = 0.0
+    """Weight of the loss on hidden patches (iBOT); 0 for none."""
+    ibot_hidden: float = 0.3
+    """Share of the patches that is hidden, in half of the large crops."""
+    koleo: float = 0.0
+    """Weight of the term that spreads features (KoLeo); 0 for none."""
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_numbers(["local_crops"], 0, whole=True)
+        self._check_numbers(["prototypes"], 2, whole=True)
+        self._check_numbers(["hidden", "bottleneck"], 1, whole=True)
+        self._check_numbers(["momentum", "centre_momentum"], 0, 1 + 1e-9)
+        temperatures = ["student_temperature", "teacher_temperature", "teacher_temperature_end"]
+        self._check_numbers(temperatures, 1e-4)
+        self._check_numbers(["temperature_warmup"], 0, 1 + 1e-9)
+        self._check_numbers(["freeze_last_epochs", "ibot", "koleo"], 0)
+        self._check_numbers(["ibot_hidden"], 0.01, 1)
+        if not 0 < self.local_scale <= self.global_scale <= 1:
+            raise ConfigError(
+                f"crops need 0 < local_scale <= global_scale <= 1, got {self.local_scale:g} and {self.global_scale:g}."
+            )
+        for name in ("global_size", "local_size"):
+            if getattr(self, name) is not None:
+                self._set_pair(name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MAEOptions(Options):
+    """What `--method mae` can do."""
+
+    mask_ratio: float = 0.75
+    """Share of the patches that are hidden."""
+    decoder_dim: int = 128
+    """Width of the decoder's tokens; a multiple of 4, for its sinusoidal positions."""
+    decoder_depth: int = 2
+    """Blocks of the decoder."""
+    decoder_heads: int = 4
+    """Attention heads of the decoder; must divide its width."""
+    norm_pixels: bool = True
+    """Predict each patch's pixels less their mean and over their deviation, instead of the pixels themselves."""
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_numbers(["decoder_dim", "decoder_depth", "decoder_heads"], 1, whole=True)
+        self._check_numbers(["mask_ratio"], 0, 1)
+        if self.decoder_dim % 4 or self.decoder_dim % self.decoder_heads:
+            raise ConfigError(
+                f"decoder_dim must be a multiple of 4 and of decoder_heads ({self.decoder_heads}), "
+                f"got {self.decoder_dim}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig(LoopConfig):
+    """Everything that decides how a model learns without labels."""
+
+    method: MethodName = "dino"
+    """DINO: say of one crop what the average of oneself says of another. MAE: fill in hidden patches."""
+    ema: float = 0.0
+    """Decay of averaged weights; DINO's teacher is such an average by itself."""
+    val_fraction: float = 0.05
+    """Part of the training images kept apart, for the health signals."""
+    weight_decay_end: float | None = None
+    """Where the decay of weights ends, along half a cosine; by default it stays."""
+    head_warmup_epochs: float = 1.0
+    """Epochs in which new heads learn alone, where the run starts from weights that come without them."""
+    health_images: int = 1000
+    """Images of the part kept apart that health signals are taken from."""
+    neighbours: int = 10000
+    """Labelled training images among which the nearest are looked for, in the k-NN signal."""
+    picture_every: int = 5
+    """Epochs between pictures of what the model looks at, or fills in."""
+    dino: DINOOptions = DINOOptions()
+    """Of `--method dino`."""
+    mae: MAEOptions = MAEOptions()
+    """Of `--method mae`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_numbers(["health_images"], 2, whole=True)
+        self._check_numbers(["neighbours", "picture_every"], 1, whole=True)
+        self._check_numbers(["head_warmup_epochs"], 0)
+        if self.weight_decay_end is not None:
+            self._check_numbers(["weight_decay_end"], 0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ResNetConfig(Options):
     """A residual network (He et al., 2016), as a classifier or as the backbone of a detector."""
 
@@ -913,33 +1041,16 @@ class Seq2SeqConfig(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MAEConfig(Options):
+class MAEConfig(MAEOptions):
     """A masked autoencoder (He et al., 2021): a ViT that sees few patches, and a light decoder that fills in others."""
 
     backbone: ViTConfig
     """The encoder: a ViT without a head (num_classes=0)."""
-    mask_ratio: float = 0.75
-    """Share of the patches that are hidden."""
-    decoder_dim: int = 128
-    """Width of the decoder's tokens; a multiple of 4, for its sinusoidal positions."""
-    decoder_depth: int = 2
-    """Blocks of the decoder."""
-    decoder_heads: int = 4
-    """Attention heads of the decoder; must divide its width."""
-    norm_pixels: bool = True
-    """Predict each patch's pixels less their mean and over their deviation, instead of the pixels themselves."""
 
     def __post_init__(self) -> None:
-        self._check_choices()
-        self._check_numbers(["decoder_dim", "decoder_depth", "decoder_heads"], 1, whole=True)
-        self._check_numbers(["mask_ratio"], 0, 1)
+        super().__post_init__()
         if self.backbone.num_classes:
             raise ConfigError(f"the backbone must have num_classes=0, got {self.backbone.num_classes}.")
-        if self.decoder_dim % 4 or self.decoder_dim % self.decoder_heads:
-            raise ConfigError(
-                f"decoder_dim must be a multiple of 4 and of decoder_heads ({self.decoder_heads}), "
-                f"got {self.decoder_dim}."
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,16 @@
 """What every verb prints alike: JSON documents, tables, and numbers that people can read."""
 
 import json
+import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+
+def command_line() -> str:
+    """What was typed, nothing if this is not the command line."""
+    return f"vitral {shlex.join(sys.argv[1:])}" if Path(sys.argv[0]).name in ("vitral", "__main__.py") else ""
 
 
 def print_json(document: Any) -> None:

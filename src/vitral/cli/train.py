@@ -1,7 +1,5 @@
 """`vitral train`: data in, run directory out."""
 
-import shlex
-import sys
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -9,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from vitral.cli.output import print_json
+from vitral.cli.output import command_line, print_json
 from vitral.config import TaskName, TrainConfig
 
 if TYPE_CHECKING:
@@ -99,12 +97,11 @@ def run(options: Options) -> None:
 
     data = opened(options)
     out = Path(options.out or f"runs/{data.name}")
-    command = f"vitral {shlex.join(sys.argv[1:])}" if Path(sys.argv[0]).name in ("vitral", "__main__.py") else ""
     runs = []
     for i in range(options.seeds):
         config = replace(options.train, seed=options.train.seed + i)
         place = out if options.seeds == 1 else out / f"seed-{config.seed}"
-        told = {"task": options.task, "resume": options.resume, "quiet": options.json, "command": command}
+        told = {"task": options.task, "resume": options.resume, "quiet": options.json, "command": command_line()}
         runs.append(train_and_report(data, config, place, **told))
     if not runs[0].wrote:
         return

@@ -6,6 +6,7 @@ mixup and cutmix. Partners of a mix are neighbours in the batch, which the loade
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,11 +19,11 @@ from vitral.data.transforms import normalize
 
 @dataclass(frozen=True)
 class Mixed:
-    """What is ready for the model, images (B, C, H, W) or tokens (B, T), the share (B,) of each that is its own and not
-    its neighbour's, and the maps (B, 2, 3) that images were moved by.
+    """What is ready for the model, images (B, C, H, W), crops of them or tokens (B, T), the share (B,) of each that is
+    its own and not its neighbour's, and the maps (B, 2, 3) that images were moved by.
     """
 
-    inputs: Tensor
+    inputs: Any
     own: Tensor
     maps: Tensor | None = None
 
@@ -123,7 +124,32 @@ def recolor(x: Tensor, noise: Noise, a: Augmentation) -> Tensor:
                 at = (chosen[:, k] == OPERATIONS.index(name)).nonzero()[:, 0]
                 if len(at):
                     x = x.index_copy(0, at, _colour(name, x[at], 0.9 * strength[at, k]))
-    return x
+    for stream, probability, change in (("grey ?", a.grey, _grey), ("solar ?", a.solarize, _solarize)):
+        if probability:
+            hit = noise.chance(stream, probability)[:, None, None, None].to(x.device)
+            x = torch.where(hit, change(x), x)
+    return blur(x, noise, a.blur)
+
+
+def blur(x: Tensor, noise: Noise, probability: float) -> Tensor:
+    """Blur some images (B, C, H, W) by a Gaussian, each by one of its own width: 0.05 to 1 % of the larger side."""
+    if not probability:
+        return x
+    C, side = x.shape[1], max(x.shape[2:])
+    sigma = noise.between("blur", 0.0005, 0.01).to(x) * side
+    radius = min(math.ceil(0.03 * side), min(x.shape[2:]) - 1)
+    offsets = torch.arange(-radius, radius + 1, device=x.device)
+    kernel = torch.exp(-0.5 * (offsets / sigma[:, None]).square())
+    kernel = (kernel / kernel.sum(1, keepdim=True)).repeat_interleave(C, 0)[:, None]  # (B C, 1, 2 radius + 1)
+    y = F.pad(x, (radius,) * 4, mode="reflect").flatten(0, 1)[None]
+    y = F.conv2d(y, kernel[:, :, None], groups=len(kernel))
+    y = F.conv2d(y, kernel[..., None], groups=len(kernel)).view_as(x)
+    hit = noise.chance("blur ?", probability)[:, None, None, None].to(x.device)
+    return torch.where(hit, y, x)
+
+
+def _solarize(x: Tensor) -> Tensor:
+    return torch.where(x >= 0.5, 1 - x, x)
 
 
 def _grey(x: Tensor) -> Tensor:

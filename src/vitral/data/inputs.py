@@ -32,9 +32,9 @@ RATIO = (3 / 4, 4 / 3)
 
 @dataclass(frozen=True)
 class Batch:
-    """Images as uint8 (B, C, H, W) or tokens (B, T), their targets, and what the run calls each sample."""
+    """Images as uint8 (B, C, H, W), crops of them or tokens (B, T), their targets, and what the run calls each."""
 
-    inputs: Tensor
+    inputs: Any
     targets: Tensor
     samples: Tensor
     unreadable: list[str]
@@ -61,7 +61,7 @@ class Inputs(ABC):
         """A data set, ready to be read in batches."""
 
     @abstractmethod
-    def augment(self, inputs: Tensor, noise: Noise, a: Augmentation, mirror: bool) -> Mixed:
+    def augment(self, inputs: Any, noise: Noise, a: Augmentation, mirror: bool) -> Mixed:
         """A training batch as the model takes it."""
 
     @abstractmethod
@@ -108,9 +108,9 @@ class ImageInputs(Inputs):
 
     def feed(self, data: Data, targets: Targets, crop_scale: float, seed: int, strict: bool) -> Feed:
         """Images from memory or from files."""
-        return _ImageFeed(data, targets, self.preprocess, crop_scale, seed, strict)
+        return ImageFeed(data, targets, self.preprocess, crop_scale, seed, strict)
 
-    def augment(self, inputs: Tensor, noise: Noise, a: Augmentation, mirror: bool) -> Mixed:
+    def augment(self, inputs: Any, noise: Noise, a: Augmentation, mirror: bool) -> Mixed:
         """Moved, recoloured, mixed and normalised."""
         return augment(inputs, noise, a, self.preprocess, mirror)
 
@@ -144,7 +144,7 @@ class ImageInputs(Inputs):
         return torch.stack(several)
 
 
-class _ImageFeed(Feed):
+class ImageFeed(Feed):
     """Images as uint8 (B, C, H, W), at the model's size."""
 
     def __init__(
@@ -161,24 +161,25 @@ class _ImageFeed(Feed):
         if no_crop and isinstance(images, ImageArray) and images.pixels.shape[-2:] == self.preprocess.img_size:
             pixels = to_mode(images.pixels[indices], self.data.mode)
             return Batch(pixels, self._targets(indices, [View.whole()] * len(indices)), samples, [])
+        read, at, unreadable = self.read(indices)
+        shown = [self._to_size(x, sample) for x, sample in zip(read, samples[at], strict=True)]
+        targets = self._targets(indices[at], [view for _, view in shown])
+        return Batch(torch.stack([x for x, _ in shown]), targets, samples[at], unreadable)
+
+    def read(self, indices: Tensor) -> tuple[list[Tensor], Tensor, list[str]]:
+        """The images that can be read, their places among those asked for, and what is wrong with the others."""
         read: dict[int, Tensor] = {}
-        views: list[View] = []
         unreadable = []
-        for place, (index, sample) in enumerate(zip(indices.tolist(), samples, strict=True)):
+        for place, index in enumerate(indices.tolist()):
             try:
-                x = images.read(index, self.data.mode, self.at_least)
+                read[place] = self.data.images.read(index, self.data.mode, self.at_least)
             except ImageError as error:
                 if self.strict:
                     raise
                 unreadable.append(str(error))
-                continue
-            read[place], view = self._to_size(x, sample)
-            views.append(view)
         if not read:
             raise DataError(f"none of the {len(indices)} images of a batch can be read; the first: {unreadable[0]}")
-        at = torch.tensor(list(read))
-        targets = self._targets(indices[at], views)
-        return Batch(torch.stack(list(read.values())), targets, samples[at], unreadable)
+        return list(read.values()), torch.tensor(list(read)), unreadable
 
     def _to_size(self, x: Tensor, sample: Tensor) -> tuple[Tensor, View]:
         size = (x.shape[1], x.shape[2])

@@ -23,13 +23,17 @@ class Noise:
     """Uniform numbers for a batch of samples, each told by a whole number that never comes twice in a run."""
 
     def __init__(self, seed: int, samples: Tensor) -> None:
-        self.samples = samples
+        self.seed, self.samples = seed, samples
         self._keys = _mix(
             samples.cpu().numpy().astype(np.uint64) * _GOLDEN + _mix(np.array([seed], np.uint64) + _GOLDEN)
         )
 
     def __len__(self) -> int:
         return len(self._keys)
+
+    def parts(self, of: int, start: int, stop: int) -> "Noise":
+        """Numbers for the parts `start` to `stop` of `of` that each sample has, sample by sample."""
+        return Noise(self.seed, (self.samples[:, None] * of + torch.arange(start, stop)).flatten())
 
     def uniform(self, stream: str, n: int = 1) -> Tensor:
         """(B, n) numbers in [0, 1), others for each stream."""

@@ -4,7 +4,9 @@ Both work on uint8 tensors (C, H, W) and are built from the `Preprocess` that is
 """
 
 import math
+from collections.abc import Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -87,23 +89,35 @@ def show(x: Tensor, view: View, p: Preprocess) -> Tensor:
 
 
 def random_view(size: Size, noise: Noise, scale: tuple[float, float], ratio: tuple[float, float]) -> View:
-    """A random box of a share `scale` of the area and an aspect `ratio`, on whole pixels.
+    """A random box of a share `scale` of the area and an aspect `ratio`, on whole pixels."""
+    return random_views([size], noise, scale, ratio)[0]
+
+
+def random_views(
+    sizes: Sequence[Size], noise: Noise, scale: tuple[float, float], ratio: tuple[float, float]
+) -> list[View]:
+    """A random box for each of the images that the noise belongs to.
 
     Ten tries, as everybody does; then the largest centred box of a permitted aspect.
     """
-    H, W = size
-    draws = noise.uniform("crop", 40)[0].tolist()
-    for i in range(0, 40, 4):
-        area = H * W * (scale[0] + (scale[1] - scale[0]) * draws[i])
-        aspect = math.exp(math.log(ratio[0]) + math.log(ratio[1] / ratio[0]) * draws[i + 1])
-        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
-        if 0 < w <= W and 0 < h <= H:
-            top, left = int(draws[i + 2] * (H - h + 1)), int(draws[i + 3] * (W - w + 1))
-            break
-    else:
-        w, h = min(W, round(H * ratio[1])), min(H, round(W / ratio[0]))
-        top, left = (H - h) // 2, (W - w) // 2
-    return View(top / H, left / W, h / H, w / W)
+    views = []
+    draws = noise.uniform("crop", 40).view(len(noise), 10, 4)
+    aspects = torch.exp(math.log(ratio[0]) + math.log(ratio[1] / ratio[0]) * draws[:, :, 1])
+    areas = scale[0] + (scale[1] - scale[0]) * draws[:, :, 0]
+    wide, high = (areas * aspects).sqrt(), (areas / aspects).sqrt()  # of an image of area 1
+    tries = torch.stack([wide, high, draws[:, :, 2], draws[:, :, 3]], dim=2).tolist()
+    for (H, W), boxes in zip(sizes, tries, strict=True):
+        side = math.sqrt(H * W)
+        for wide_, high_, down, right in boxes:
+            w, h = round(side * wide_), round(side * high_)
+            if 0 < w <= W and 0 < h <= H:
+                top, left = int(down * (H - h + 1)), int(right * (W - w + 1))
+                break
+        else:
+            w, h = min(W, round(H * ratio[1])), min(H, round(W / ratio[0]))
+            top, left = (H - h) // 2, (W - w) // 2
+        views.append(View(top / H, left / W, h / H, w / W))
+    return views
 
 
 def normalize(x: Tensor, p: Preprocess) -> Tensor:
@@ -112,6 +126,12 @@ def normalize(x: Tensor, p: Preprocess) -> Tensor:
         x = x.float() / 255
     mean, std = (x.new_tensor(values)[:, None, None] for values in (p.mean, p.std))
     return (x - mean) / std
+
+
+def denormalize(x: Tensor, p: Preprocess) -> Tensor:
+    """Normalised floats (B, C, H, W) -> uint8."""
+    mean, std = (x.new_tensor(values)[:, None, None] for values in (p.mean, p.std))
+    return (255 * (x * std + mean)).round().clamp(0, 255).to(torch.uint8)
 
 
 def decode_size(p: Preprocess, smallest_crop: float = 1.0) -> AtLeast:

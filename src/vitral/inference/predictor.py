@@ -27,7 +27,7 @@ from vitral.tasks.open import load_inputs, load_task
 from vitral.tasks.segment import Segment, slide
 from vitral.tasks.write import Writes
 from vitral.weights.load import load_model
-from vitral.weights.rundir import AnyModel, is_run, read_run_config
+from vitral.weights.rundir import PRETRAIN, AnyModel, is_run, read_run_config
 
 
 class Predictor:
@@ -44,7 +44,9 @@ class Predictor:
         self.model: AnyModel = source.eval() if isinstance(source, nn.Module) else load_model(source)
         if not isinstance(source, nn.Module) and is_run(Path(source)):
             document = read_run_config(Path(source)).document
-            self.task, self.inputs = load_task(document), load_inputs(document)
+            learned = document.get("task") == PRETRAIN  # without labels: there is no task yet
+            self.task = _task_of(self.model) if learned else load_task(document)
+            self.inputs = load_inputs(document)
         else:
             self.task, self.inputs = _task_of(self.model), ImageInputs(_preprocess_of(self.model))
         if slide and not isinstance(self.model, Segmenter):

@@ -52,24 +52,30 @@ def write_report(run: Path, data: Data) -> Path:
     part = "test" if "test" in document["metrics"] else "val"
     path = run / "report.html"
     shown = sections(Shown(run, document, evaluation, data, part)) if part in document["metrics"] else []
-    write_atomically(path, _page(document, lines, shown).encode())
+    write_atomically(path, _report(document, lines, shown).encode())
     return path
 
 
-def _page(document: dict[str, Any], lines: list[dict[str, Any]], shown: list[Section]) -> str:
+def _report(document: dict[str, Any], lines: list[dict[str, Any]], shown: list[Section]) -> str:
     title = f"{document['model_name']} on {document['data']['name']}"
-    parts = [_summary(document), _curves(lines, load_task(document)), *(_section(*section) for section in shown)]
-    parts.append(_section("How it was made", _making(document), wide=True))
+    parts = [_summary(document), _curves(lines, load_task(document)), *(section(*each) for each in shown)]
+    parts.append(section("How it was made", making(document), wide=True))
+    return page(title, f"A {kind_of(document)} trained with vitral {document['versions']['vitral']}", parts)
+
+
+def page(title: str, about: str, parts: list[str]) -> str:
+    """A page of sections under a title."""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head><body><main>'
         f"<h1>{html.escape(title)}</h1>"
-        f'<p class="soft">A {kind_of(document)} trained with vitral {html.escape(document["versions"]["vitral"])}</p>'
+        f'<p class="soft">{html.escape(about)}</p>'
         f'<div class="grid">{"".join(parts)}</div></main></body></html>\n'
     )
 
 
-def _section(title: str, body: str, wide: bool = False) -> str:
+def section(title: str, body: str, wide: bool = False) -> str:
+    """One section of a page."""
     return f"<section{' class=wide' if wide else ''}><h2>{html.escape(title)}</h2>{body}</section>"
 
 
@@ -100,17 +106,18 @@ def _curves(lines: list[dict[str, Any]], task: Task) -> str:
             for name, part in (("training", train), ("validation", val))
         }
         if any(series.values()):
-            charts += _section(
+            charts += section(
                 title.capitalize(), line_chart({name: points for name, points in series.items() if points}, "epoch")
             )
     return charts
 
 
-def _making(document: dict[str, Any]) -> str:
+def making(document: dict[str, Any]) -> str:
+    """What a model was made from, and by which command."""
     data = document["data"]
     parts = ", ".join(f"{count:,} {part}" for part, count in data["splits"].items())
     notes = "".join(f"<p>{html.escape(note)}.</p>" for note in data["notes"])
-    command = html.escape(document["command"] or "vitral.train(...) from Python")
+    command = html.escape(document["command"] or "a call from Python")
     versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
     return (
         f"<p>Data: {html.escape(data['name'])} ({parts}), licence: {html.escape(data['licence'])}.</p>{notes}"

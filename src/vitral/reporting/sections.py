@@ -270,8 +270,16 @@ def _translate_looks(s: Shown) -> str:
 def _figure(figure: "Figure", about: str) -> str:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=90)
-    picture = base64.b64encode(buffer.getvalue()).decode()
-    return f'<img class="figure" src="data:image/png;base64,{picture}" alt="{html.escape(about)}">'
+    return figure_tag(buffer.getvalue(), about)
+
+
+def figure_tag(png: bytes, about: str) -> str:
+    """A picture in the page, as wide as it is or as there is room for."""
+    return f'<img class="figure" src="{_url(png)}" alt="{html.escape(about)}">'
+
+
+def _url(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
 def _texts(rows: Sequence[Sequence[str]]) -> str:
@@ -422,4 +430,4 @@ def _data_url(image: Image.Image, side: int = 112) -> str:
     image.thumbnail((side, side))
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return _url(buffer.getvalue())

@@ -4,10 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitral.data.noise import Noise
+from vitral.nn.regularize import StochasticDepth
 
 
 class Objective(ABC):
@@ -38,3 +40,12 @@ class Objective(ABC):
 
     def after_update(self) -> None:  # noqa: B027
         """Do what follows a change of the weights."""
+
+
+def place_stochastic_depth(model: nn.Module, noise: Noise, device: torch.device) -> None:
+    """Let each sample's own numbers decide which branches it skips."""
+    layers = [m for m in model.modules() if isinstance(m, StochasticDepth) and m.rate]
+    if layers:
+        numbers = noise.uniform("depth", len(layers)).float().to(device)
+        for i, layer in enumerate(layers):
+            layer.noise = numbers[:, i]

@@ -47,3 +47,29 @@ def _started(describe: dict[str, Any]) -> bool:
     from vitral.models.zoo import MODELS
 
     return describe["preprocess"] is not None and describe["model_name"] not in MODELS
+
+
+def pretrained_card(describe: dict[str, Any], signals: dict[str, float]) -> str:
+    """Say what a model that learned without labels is, how healthy it is, and what to do with it."""
+    data = describe["data"]
+    parts = ", ".join(f"{count:,} {part}" for part, count in data["splits"].items())
+    notes = "".join(f"- {note}\n" for note in data["notes"])
+    rows = "\n".join(f"| {name.replace('_', ' ')} | {value:.4g} |" for name, value in signals.items())
+    return f"""# {describe["model_name"]} on {data["name"]}, without labels
+
+A Vision Transformer that learned to {describe["what"]} ({describe["method"].upper()}). It has no classes yet.
+
+| on images kept apart | |
+|---|---|
+{rows}
+
+## Data
+{data["name"]}, licence: {data["licence"]}. Images: {parts}. Their labels, if any, were used for the k-NN signal alone.
+{notes}
+## Use
+`vitral train DATA --model THIS_FOLDER --preset full` fine-tunes it; `vitral eval THIS_FOLDER DATA --probe knn` tells
+how much it knows as it is; `vitral explain THIS_FOLDER image.png` shows what it looks at.
+
+## Reproduce
+`{describe["command"] or "vitral.pretrain(...)"}` with vitral {describe["versions"]["vitral"]}, seed {describe["seed"]}.
+"""

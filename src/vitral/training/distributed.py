@@ -34,6 +34,12 @@ class Processes:
         dist.all_reduce(total)
         return dict(zip(values, total.tolist(), strict=True))
 
+    def mean(self, tensor: Tensor) -> Tensor:
+        """The mean over all processes."""
+        if self.world > 1:
+            dist.all_reduce(tensor := tensor.clone())
+        return tensor / self.world
+
     def gather(self, tensor: Tensor) -> Tensor:
         """Rows of all processes, those of the first before those of the second."""
         if self.world == 1:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
@@ -13,8 +14,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 class RunLog:
     """Appends to metrics.jsonl, and shows a bar on a terminal. A process that does not write gets no path."""
 
-    def __init__(self, path: Path | None, quiet: bool, from_step: int = 0, headline: str = "accuracy") -> None:
-        self.path, self.headline = path, headline
+    def __init__(
+        self, path: Path | None, quiet: bool, from_step: int = 0, headlines: Sequence[str] = ("accuracy",)
+    ) -> None:
+        self.path, self.headlines = path, headlines
         self.console = Console(stderr=True, quiet=quiet or path is None, highlight=False)
         hidden = quiet or path is None or not sys.stderr.isatty()
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.percentage:3.0f} %"))
@@ -51,7 +54,8 @@ class RunLog:
             for name in values.keys() - {"split", "step"}:
                 self.board.add_scalar(f"{values['split']}/{name}", values[name], values["step"])
         if values["split"] == "val":
-            self.val = f"  val {self.headline} {values[self.headline]:.4g}" if self.headline in values else ""
+            told = [f"{name.replace('_', ' ')} {values[name]:.4g}" for name in self.headlines if name in values]
+            self.val = f"  val {'  '.join(told)}" if told else ""
             if self.bar.disable:
                 loss = f" loss {values['loss']:.3f}" if "loss" in values else ""
                 self.say(f"epoch {values['epoch']:g}: {(loss + self.val).strip()}, {values['seconds']:.0f} s")

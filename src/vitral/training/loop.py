@@ -16,8 +16,7 @@ from vitral.data.inputs import Batch
 from vitral.data.loader import TrainLoader
 from vitral.data.noise import Noise
 from vitral.errors import TrainingError, unknown_name
-from vitral.nn.regularize import StochasticDepth
-from vitral.tasks.objective import Objective
+from vitral.tasks.objective import Objective, place_stochastic_depth
 from vitral.training.checkpoint import Checkpoint, load_optimizer_tensors, optimizer_tensors
 from vitral.training.distributed import Processes
 from vitral.training.ema import EMA
@@ -32,8 +31,8 @@ class Hooks:
 
     log: Callable[[dict[str, Any]], None]
     """A line of metrics."""
-    validate: Callable[[], dict[str, float]] | None
-    """Metrics of the weights as they are on the validation part."""
+    validate: Callable[[int], dict[str, float]] | None
+    """Metrics of the weights as they are after so many epochs, on the validation part."""
     save: Callable[[Checkpoint], None]
     """Write a checkpoint."""
     keep_best: Callable[[], None]
@@ -162,15 +161,6 @@ def split(batch: Batch, parts: int) -> Iterator[Batch]:
         yield Batch(batch.inputs[at], batch.targets[at], batch.samples[at], [])
 
 
-def place_stochastic_depth(model: nn.Module, noise: Noise, device: torch.device) -> None:
-    """Let each sample's own numbers decide which branches it skips."""
-    layers = [m for m in model.modules() if isinstance(m, StochasticDepth) and m.rate]
-    if layers:
-        numbers = noise.uniform("depth", len(layers)).float().to(device)
-        for i, layer in enumerate(layers):
-            layer.noise = numbers[:, i]
-
-
 def freeze(model: nn.Module, parts: str) -> None:
     """Stop the training of the parts whose parameter names begin with one of the words, separated by commas."""
     names = [name for name, _ in model.named_parameters()]
@@ -216,7 +206,7 @@ def evaluate_average(model: nn.Module, ema: EMA, better: str, hooks: Hooks, stat
     assert hooks.validate is not None
     ema.swap()
     model.eval()
-    metrics = hooks.validate()
+    metrics = hooks.validate(epoch)
     if metrics[better] > state.best:
         state.best = metrics[better]
         hooks.keep_best()

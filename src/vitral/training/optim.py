@@ -20,7 +20,9 @@ from vitral.nn.patches import ConvStem
 # Norms, biases, positions, tokens, LayerScale: decay would pull them from where they belong.
 _NO_DECAY = re.compile(r"(\.bias|_token|pos_embed|latent|gamma|queries\.(anchors|position|content\.weight))$")
 
-_IN_BLOCKS = re.compile(r"(backbone\.|head\.)?blocks\.|(encoder|decoder)\.(?!token_embed|output|pos_embed)")
+_IN_BLOCKS = re.compile(
+    r"(student\.)?(backbone\.|head\.)?blocks\.|(encoder|decoder)\.(?!token_embed|output|pos_embed|embed|predict)"
+)
 
 
 def _decays(name: str, parameter: Tensor) -> bool:
@@ -29,7 +31,7 @@ def _decays(name: str, parameter: Tensor) -> bool:
 
 def layer_of(name: str, depth: int) -> int:
     """0 for what comes before the blocks, 1..L for the blocks, L + 1 for what comes after."""
-    name = name.removeprefix("backbone.").removeprefix("encoder.")
+    name = re.sub(r"^(student\.)?(backbone\.|encoder\.)?", "", name)
     if block := re.match(r"blocks\.(\d+)\.", name):
         return int(block[1]) + 1
     return (

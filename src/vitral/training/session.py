@@ -5,7 +5,7 @@ import platform
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vitral import __version__
-from vitral.config import Preprocess, ResNetConfig, ResNetKind, TrainConfig
+from vitral.config import LoopConfig, Preprocess, ResNetConfig, ResNetKind, TrainConfig
 from vitral.data.inputs import ImageInputs, Inputs, TextInputs
 from vitral.data.loader import TrainLoader, eval_batches
 from vitral.data.sources.base import Data
@@ -68,7 +68,7 @@ def train_model(
     device = resolve_device(config.device)
     dtype, notice = resolve_precision(config.precision, device)
     with processes(device) as who:
-        checkpoint, notes = _open_run(out, config, made, data, resume, who)
+        checkpoint, notes = open_run(out, config, made.name, data, resume, who)
         model = _make_model(data, config, made, texts, device)
         freeze(model, config.freeze)
         inputs = texts or ImageInputs(model.preprocess)
@@ -77,9 +77,9 @@ def train_model(
             who.rank, who.world, made.targets(data),
         )  # fmt: skip
         log = RunLog(
-            out / "metrics.jsonl" if who.first else None, quiet, checkpoint.step if checkpoint else 0, made.headline
+            out / "metrics.jsonl" if who.first else None, quiet, checkpoint.step if checkpoint else 0, [made.headline]
         )
-        with log, _signals() as stop:
+        with log, signals() as stop:
             params = sum(p.numel() for p in model.parameters())
             built = f"{_model_name(config, texts)} to {made.name}: {params:,} parameters, {inputs.size}"
             steps = config.epochs * loader.steps_per_epoch
@@ -95,7 +95,7 @@ def train_model(
                     write_atomically(out / TOKENIZERS, json.dumps(kept, ensure_ascii=False).encode())
                 write_atomically(out / CONFIG, config_document(describe))
 
-            def validate() -> dict[str, float]:
+            def validate(epoch: int) -> dict[str, float]:
                 share = data.splits["val"][who.rank :: who.world]
                 found = find(model, made, data, share, inputs, config.batch_size)
                 metrics = made.metrics({name: who.gather(tensor) for name, tensor in found.items()})
@@ -133,35 +133,45 @@ def _make_model(data: Data, config: TrainConfig, task: Task, texts: TextInputs |
         sizes = (len(texts.tokenizer), texts.max_length, config.text.encoder_layers)
         more = {"pad_token": PAD, "num_classes": task.outputs, "pool": task.pool}
         return task.build(TextEncoder(config.text.config(*sizes, **more))).to(device)
-    options: dict[str, Any] = {"in_chans": 1 if data.mode == "grey" else 3, "num_classes": task.outputs}
-    options |= {name: value for name in ("img_size", "patch_size") if (value := getattr(config, name)) is not None}
     backbone: Any
-    if config.model not in MODELS and is_source(config.model):
-        if is_run(Path(config.model)) and read_run_config(Path(config.model)).architecture != "vit":
-            raise ConfigError(f"{config.model} is a run of another model; training starts from a plain ViT.")
-        backbone = load_model(config.model, quiet=True, **options)
-        if not isinstance(backbone, VisionTransformer):
-            raise ConfigError(f"{config.model} is a detector; training starts from a plain ViT.")
-        backbone = with_stochastic_depth(backbone, config.drop_path_rate)
-    elif config.model in get_args(ResNetKind):
+    if config.model in get_args(ResNetKind):
         if task.name != "detect":
             raise ConfigError(f"{config.model} is a backbone for --task detect; here name a ViT (vitral models).")
-        backbone = ResNet(ResNetConfig(kind=config.model, in_chans=options["in_chans"], num_classes=0))  # type: ignore[arg-type]
-        backbone.preprocess = Preprocess(img_size=config.img_size or 224).for_channels(options["in_chans"])
+        in_chans = data.in_chans
+        backbone = ResNet(ResNetConfig(kind=config.model, in_chans=in_chans, num_classes=0))  # type: ignore[arg-type]
+        backbone.preprocess = Preprocess(img_size=config.img_size or 224).for_channels(in_chans)
     else:
-        rate = config.drop_path_rate
-        backbone = create_model(config.model, seed=config.seed, drop_path_rate=rate, **options)
+        backbone = make_vit(config, data.in_chans, task.outputs)
     model = task.build(backbone)
     model.preprocess = task.preprocess(backbone.preprocess)  # type: ignore[assignment]
     return model.to(device)
+
+
+def starts_from_weights(config: LoopConfig) -> bool:
+    """Whether the model is a source of weights rather than a name of the zoo."""
+    return config.model not in MODELS and is_source(config.model)
+
+
+def make_vit(config: LoopConfig, in_chans: int, num_classes: int) -> VisionTransformer:
+    """The ViT that is asked for, fresh or from weights."""
+    options: dict[str, Any] = {"in_chans": in_chans, "num_classes": num_classes}
+    options |= {name: value for name in ("img_size", "patch_size") if (value := getattr(config, name)) is not None}
+    if not starts_from_weights(config):
+        return create_model(config.model, seed=config.seed, drop_path_rate=config.drop_path_rate, **options)
+    if is_run(Path(config.model)) and read_run_config(Path(config.model)).architecture != "vit":
+        raise ConfigError(f"{config.model} is a run of another model; training starts from a plain ViT.")
+    vit = load_model(config.model, quiet=True, **options)
+    if not isinstance(vit, VisionTransformer):
+        raise ConfigError(f"{config.model} is a detector; training starts from a plain ViT.")
+    return with_stochastic_depth(vit, config.drop_path_rate)
 
 
 def _model_name(config: TrainConfig, texts: TextInputs | None) -> str:
     return config.model if texts is None else "transformer"
 
 
-def _open_run(
-    out: Path, config: TrainConfig, task: Task, data: Data, resume: bool, who: Processes
+def open_run(
+    out: Path, config: LoopConfig, task: str, data: Data, resume: bool, who: Processes
 ) -> tuple[Checkpoint | None, list[str]]:
     """Make the run directory, or find the checkpoint to go on from; the first process looks, and all heed it."""
     problem = ""
@@ -179,7 +189,7 @@ def _open_run(
     return checkpoint, [*notes, here]
 
 
-def _why_not(out: Path, config: TrainConfig, task: Task, data: Data, resume: bool) -> str:
+def _why_not(out: Path, config: LoopConfig, task: str, data: Data, resume: bool) -> str:
     """Why a run cannot start, or go on, in this place with these options; nothing if it can."""
     if not resume:
         taken = (out / CONFIG).exists() or (out / "checkpoints").exists()
@@ -187,13 +197,13 @@ def _why_not(out: Path, config: TrainConfig, task: Task, data: Data, resume: boo
     if not (out / CONFIG).is_file():
         return f"{out} holds no run to go on with; leave --resume out to start one."
     before = read_run_config(out).document["task"]
-    if before != task.name:
-        return f"{out} is a run to {before}, not to {task.name}; leave --task out, or give another --out."
+    if before != task:
+        return f"{out} is a run to {before}, not to {task}; leave --task out, or give another --out."
     if read_run_config(out).document["data"].get("texts") != data.fingerprint():
         return f"the texts of {data.name} have changed since {out} was started; use the same, or another --out."
     saved, now = (
         json.loads(json.dumps(options))  # what is new in vitral since then has its default
-        for options in (TrainConfig.from_dict(read_run_config(out).document["train"]).to_dict(), config.to_dict())
+        for options in (type(config).from_dict(read_run_config(out).document["train"]).to_dict(), config.to_dict())
     )
     different = [key for key in now if key not in MAY_DIFFER and saved[key] != now[key]]
     named = "; ".join(f"{key}: {saved[key]!r} in the run, {now[key]!r} now" for key in different)
@@ -201,7 +211,7 @@ def _why_not(out: Path, config: TrainConfig, task: Task, data: Data, resume: boo
 
 
 @contextmanager
-def _signals() -> Iterator[Any]:
+def signals() -> Iterator[Any]:
     """Turn Ctrl-C and SIGTERM into a wish to stop, which the loop grants after a checkpoint."""
     wish: list[int] = []
 
@@ -274,6 +284,15 @@ def _description(
         "model": model.config.to_dict(),
         "parameters": sum(p.numel() for p in model.parameters()),
         "preprocess": model.preprocess.to_dict() if model.preprocess else None,
+        **provenance(data, config, task.notes, command),
+        **inputs.settings(),
+        **task.settings(),
+    }
+
+
+def provenance(data: Data, config: LoopConfig, notes: Sequence[str], command: str) -> dict[str, Any]:
+    """Where a model comes from: what is needed to make it again."""
+    return {
         "train": config.to_dict(),
         "data": {
             "name": data.name,
@@ -282,14 +301,12 @@ def _description(
             "mode": data.mode,
             "splits": {part: len(indices) for part, indices in data.splits.items()},
             "licence": data.licence,
-            "notes": [*data.notes, *task.notes],
+            "notes": [*data.notes, *notes],
         },
         "seed": config.seed,
         "command": command,
         "versions": {"vitral": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "git_revision": _git_revision(),
-        **inputs.settings(),
-        **task.settings(),
     }
 
 

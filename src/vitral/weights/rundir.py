@@ -30,6 +30,8 @@ ARCHITECTURES: dict[str, tuple[type[AnyConfig], Any]] = {
 }
 """What a run's model may be: its options and its class."""
 FORMAT_VERSION = 1
+PRETRAIN = "pretrain"
+"""What stands for the task of a run that learned without labels."""
 CONFIG, WEIGHTS, TOKENIZERS = "config.json", "model.safetensors", "tokenizer.json"
 
 

@@ -156,6 +156,11 @@ class Data:
         self._drop_empty_parts()
 
     @property
+    def in_chans(self) -> int:
+        """Channels of the images."""
+        return 1 if self.mode == "grey" else 3
+
+    @property
     def what(self) -> str:
         """The word for what a model is fed."""
         return "texts" if isinstance(self.inputs, Texts) else "images"

@@ -3,13 +3,15 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from vitral.config import HUB
-from vitral.data.sources.base import Data
+from vitral.data.sources.base import Data, ImageFiles
 from vitral.data.sources.cifar import is_cifar_folder, load_cifar10
 from vitral.data.sources.coco import is_coco_folder, load_coco
 from vitral.data.sources.digits import load_digits
 from vitral.data.sources.digits_lines import make_digit_lines
-from vitral.data.sources.folder import load_folder
+from vitral.data.sources.folder import list_images, load_folder
 from vitral.data.sources.hf import is_hf_folder, load_hf
 from vitral.data.sources.idx import is_idx_folder, load_idx
 from vitral.data.sources.masks import is_masks_folder, load_masks
@@ -91,6 +93,19 @@ def open_data(
         if is_it(path):
             return load(path)
     return load_folder(path)
+
+
+def open_images(source: str | Path, image_column: str | None = None) -> Data:
+    """Open images to learn from without labels: whatever `open_data` opens, or a folder with images anywhere in it."""
+    path = Path(source)
+    try:
+        return open_data(source, image_column)
+    except DataError:
+        files = list_images(path)
+        if not files:
+            raise
+        every = torch.arange(len(files))
+        return Data(path.name, ImageFiles(files), torch.zeros(len(files), 0), [], {"train": every})
 
 
 def _open_file(

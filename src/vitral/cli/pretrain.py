@@ -1,0 +1,93 @@
+"""`vitral pretrain`: images without labels in, a backbone that knows something about them out."""
+
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from vitral.cli.output import command_line, print_json
+from vitral.config import PretrainConfig
+
+if TYPE_CHECKING:
+    from vitral.data.sources.base import Data
+
+
+@dataclass(frozen=True)
+class Options:
+    """Let a model learn from images without their labels, to be fine-tuned later with the few that have one.
+
+    DINO learns what different crops of an image have in common: its features can be used as they are. MAE learns to
+    fill in hidden patches: it is faster, and wants fine-tuning. While it goes on, signals tell whether it goes well;
+    a collapse is said, with what to change.
+
+    Options come from the defaults, under the recipes of the method and of the data, under --config, under flags. A run
+    that goes on (--resume) has its own.
+
+    Examples: vitral pretrain photos/ --out runs/dino; vitral pretrain photos/ --method mae --epochs 200;
+    vitral pretrain unlabelled/ --labelled photos/ --out runs/dino;
+    vitral pretrain photos/ --model dinov2.safetensors --lr 1e-4 --epochs 10;
+    vitral train photos/ --model runs/dino --preset full
+    """
+
+    data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
+    """A folder with images anywhere in it, or whatever vitral train takes; labels are not learned from."""
+    out: Annotated[str, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/NAME-METHOD)")] = ""
+    """Run directory to write."""
+    labelled: Annotated[str, tyro.conf.arg(metavar="DATA", help_behavior_hint="(default: DATA, if it has labels)")] = ""
+    """Data with class labels, on which k-NN accuracy is watched."""
+    config: Annotated[str, tyro.conf.arg(metavar="FILE.toml|RECIPE", help_behavior_hint="")] = ""
+    """File of options, under the names of the flags; or a recipe."""
+    resume: bool = False
+    """Go on with the run in --out from its newest checkpoint."""
+    image_column: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    """Column of image paths in a table."""
+    json: bool = False
+    """Print the signals at the end as JSON, and nothing else."""
+    pretrain: Annotated[PretrainConfig, tyro.conf.arg(name="")] = field(default_factory=PretrainConfig)
+    """How to learn."""
+
+
+def defaults(options: Options) -> Options:
+    """The options that flags are put over: those of the recipes and of --config, or of the run that goes on."""
+    from vitral.api import resolve_pretraining
+    from vitral.recipes import read_config_file
+    from vitral.weights.rundir import is_run, read_run_config
+
+    data = _opened(options.data, options.image_column)
+    if options.resume and options.out and is_run(Path(options.out)):
+        document = read_run_config(Path(options.out)).document
+        return Options(data=options.data, pretrain=PretrainConfig.from_dict(document["train"]))
+    given: dict[str, Any] = read_config_file(Path(options.config)) if options.config else {}
+    asked = options.pretrain.method
+    if asked != PretrainConfig().method:
+        given = given | {"method": asked}
+    return Options(data=options.data, pretrain=resolve_pretraining(data, given))
+
+
+@cache
+def _opened(*source: Any) -> "Data":
+    from vitral.data.sources.open import open_images
+
+    return open_images(*source)
+
+
+def run(options: Options) -> None:
+    """Learn, and say how it went."""
+    from vitral.api import pretrain_and_report
+    from vitral.data.sources.open import open_data
+
+    data = _opened(options.data, options.image_column)
+    labelled = open_data(options.labelled) if options.labelled else None
+    out = Path(options.out or f"runs/{data.name}-{options.pretrain.method}")
+    made = pretrain_and_report(
+        data, labelled, options.pretrain, out, resume=options.resume, quiet=options.json, command=command_line()
+    )
+    if not made.wrote:
+        return
+    if options.json:
+        print_json({"path": str(made.path), "metrics": made.metrics})
+        return
+    told = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in made.metrics["val"].items())
+    print(f"{told}\n{out}: report.html, model.safetensors, config.json, pictures/")

@@ -1,0 +1,118 @@
+"""A run without labels, from images to run directory: as `session`, with a method in place of a task."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitral.config import PretrainConfig
+from vitral.data.loader import TrainLoader
+from vitral.data.sources.base import Data
+from vitral.data.targets import Values
+from vitral.errors import DataError
+from vitral.tasks.dino import DINO
+from vitral.tasks.mae import MAE
+from vitral.tasks.method import Method
+from vitral.training.card import pretrained_card
+from vitral.training.checkpoint import Checkpoint, save_checkpoint
+from vitral.training.distributed import Processes, processes
+from vitral.training.log import RunLog
+from vitral.training.loop import Hooks, fit
+from vitral.training.precision import resolve_device, resolve_precision
+from vitral.training.session import Run, make_vit, open_run, provenance, signals, starts_from_weights
+from vitral.weights.atomic import save_tensors, write_atomically
+from vitral.weights.rundir import CONFIG, PRETRAIN, WEIGHTS, architecture_of, config_document
+
+Look = Callable[[Method, int], tuple[dict[str, float], str]]
+"""How it goes after so many epochs: signals in numbers, and what is wrong, if anything."""
+SIGNALS = ("knn", "teacher_entropy", "feature_rank", "feature_std")
+"""What is shown while a run goes on."""
+
+
+def make_method(config: PretrainConfig, in_chans: int, who: Processes) -> Method:
+    """The method with the model that it trains."""
+    torch.manual_seed(config.seed)  # of the heads
+    vit = make_vit(config, in_chans, num_classes=0)
+    given = starts_from_weights(config)
+    return DINO(vit, config, given, who.mean) if config.method == "dino" else MAE(vit, config, given)
+
+
+def pretrain_model(
+    data: Data, config: PretrainConfig, out: Path, look: Look, *, resume: bool = False, quiet: bool = False,
+    command: str = "",
+) -> Run:  # fmt: skip
+    """Let a model learn from images alone, and write its run directory; `data` have the parts that are needed."""
+    if data.what != "images":
+        raise DataError(f"{data.name} has {data.what}; pretraining is for images.")
+    device = resolve_device(config.device)
+    dtype, notice = resolve_precision(config.precision, device)
+    with processes(device) as who:
+        checkpoint, notes = open_run(out, config, PRETRAIN, data, resume, who)
+        method = make_method(config, data.in_chans, who)
+        method.model.to(device)
+        nothing = Values(torch.zeros(len(data.inputs), 0))
+        loader = TrainLoader(
+            data, method.inputs, config.augment, config.batch_size, config.seed, config.strict, config.workers,
+            who.rank, who.world, nothing,
+        )  # fmt: skip
+        log = RunLog(out / "metrics.jsonl" if who.first else None, quiet, checkpoint.step if checkpoint else 0, SIGNALS)
+        with log, signals() as stop:
+            for note in [data.describe(), *data.notes, _built(method), *filter(None, [notice]), *notes]:
+                log.say(note)
+            torch.manual_seed(config.seed)
+            describe = _description(data, config, method, command)
+            if who.first and not resume:
+                write_atomically(out / CONFIG, config_document(describe))
+            told = [""]
+
+            def validate(epoch: int) -> dict[str, float]:
+                seen, trouble = look(method, epoch)
+                if trouble and trouble != told[0]:
+                    log.warn(trouble)
+                told[0] = trouble
+                return {**seen, "collapsed": float(bool(trouble))}
+
+            def save(state: Checkpoint) -> None:
+                if who.first:
+                    save_checkpoint(out / "checkpoints", state)
+
+            hooks = Hooks(log.line, validate, save, lambda: None, log.warn, stop)
+            state = fit(method.model, method, loader, config, hooks, who, device, dtype, checkpoint)
+            if state.unreadable:
+                log.warn(f"{state.unreadable} reads of images failed; vitral check names the files")
+            if not who.first:
+                return Run(out, {}, data, wrote=False)
+            metrics = {"val": validate(-1)}
+            save_tensors(out / WEIGHTS, method.backbone.state_dict())
+            write_atomically(out / CONFIG, config_document({**describe, "metrics": metrics, "trouble": told[0]}))
+            write_atomically(out / "README.md", pretrained_card(describe, metrics["val"]).encode())
+            return Run(out, metrics, data)
+
+
+def _built(method: Method) -> str:
+    """What is trained, in a line."""
+    c = method.config
+    params = sum(p.numel() for p in method.learner.parameters())
+    heads = sum(p.numel() for p in method.model.parameters() if p.requires_grad) - params
+    line = f"{c.model} by {method.name}: {params:,} parameters, {heads:,} more of heads; {method.inputs.size}"
+    if not method.heads_warm_up:
+        return line
+    return f"{line}; {c.model} comes without heads: new ones learn alone for {c.head_warmup_epochs:g} epochs"
+
+
+def _description(data: Data, config: PretrainConfig, method: Method, command: str) -> dict[str, Any]:
+    vit = method.backbone
+    assert vit.preprocess is not None
+    return {
+        "task": PRETRAIN,
+        "method": method.name,
+        "what": method.what,
+        "labels": None,
+        "model_name": config.model,
+        "architecture": architecture_of(vit),
+        "model": vit.config.to_dict(),
+        "parameters": sum(p.numel() for p in vit.parameters()),
+        "preprocess": vit.preprocess.to_dict(),
+        **provenance(data, config, (), command),
+    }
