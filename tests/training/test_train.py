@@ -98,7 +98,7 @@ def stop_after(monkeypatch, steps):
         yield stop
 
     with monkeypatch.context() as patch:
-        patch.setattr(session, "_signals", signals)
+        patch.setattr(session, "signals", signals)
         yield
 
 

@@ -221,7 +221,11 @@ _NAMES: list[tuple[str, str, Sequence[_Row]]] = [
         for name, stem in (("vit_{}_patch{}_{}", "linear"), ("vit_{}_conv_patch{}_{}", "conv"))
     ],
     ("vit_{}_deepconv_patch{}_{}", "small", [("pico", 8, 32, {"stem": "conv_deep"})]),
-    ("vit_{}_conv_patch{}_{}", "small", [("micro", 8, 64, {"stem": "conv"})]),
+    (
+        "vit_{}_conv_patch{}_{}",
+        "small",
+        [("micro", 8, 64, {"stem": "conv"}), ("pico", 8, 32, {"stem": "conv"})],
+    ),
 ]
 
 

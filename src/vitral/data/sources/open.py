@@ -105,7 +105,7 @@ def open_images(source: str | Path, image_column: str | None = None) -> Data:
         if not files:
             raise
         every = torch.arange(len(files))
-        return Data(path.name, ImageFiles(files), torch.zeros(len(files), 0), [], {"train": every})
+        return Data(path.name, ImageFiles(files), torch.zeros(len(files), 0), [], {"train": every}, kind="none")
 
 
 def _open_file(
