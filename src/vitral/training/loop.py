@@ -15,7 +15,7 @@ from vitral.data.augment import neighbours
 from vitral.data.inputs import Batch
 from vitral.data.loader import TrainLoader
 from vitral.data.noise import Noise
-from vitral.errors import TrainingError, unknown_name
+from vitral.errors import TrainingError
 from vitral.nn.regularize import StochasticDepth
 from vitral.tasks.objective import Objective
 from vitral.training.checkpoint import Checkpoint, load_optimizer_tensors, optimizer_tensors
@@ -169,17 +169,6 @@ def place_stochastic_depth(model: nn.Module, noise: Noise, device: torch.device)
         numbers = noise.uniform("depth", len(layers)).float().to(device)
         for i, layer in enumerate(layers):
             layer.noise = numbers[:, i]
-
-
-def freeze(model: nn.Module, parts: str) -> None:
-    """Stop the training of the parts whose parameter names begin with one of the words, separated by commas."""
-    names = [name for name, _ in model.named_parameters()]
-    for word in filter(None, (word.strip() for word in parts.split(","))):
-        if not any(name.startswith(word) for name in names):
-            raise unknown_name("part to freeze", word, {name.rsplit(".", 1)[0] for name in names} | set(names))
-        for name, parameter in model.named_parameters():
-            if name.startswith(word):
-                parameter.requires_grad_(False)
 
 
 def recompute_blocks(model: nn.Module) -> None:
