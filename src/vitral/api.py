@@ -8,26 +8,31 @@ from vitral.config import TrainConfig, Writing
 from vitral.data.sources.base import Data
 from vitral.data.sources.open import open_data
 from vitral.inference.evaluate import evaluate_run
-from vitral.recipes import list_recipes, read_recipe
+from vitral.recipes import list_recipes, read_preset, read_recipe
 from vitral.reporting.html import write_report
 from vitral.tasks.open import infer_task
+from vitral.training.finetune import require_weights
 from vitral.training.session import Run, train_model
 from vitral.weights.rundir import is_run, read_run_config
 
 
-def resolve_config(data: Data, given: Mapping[str, Any], task: str | None = None) -> TrainConfig:
-    """Defaults, under the recipe of the data, if they have one for the task or for all, under the options given.
+def resolve_config(
+    data: Data, given: Mapping[str, Any], task: str | None = None, preset: str | None = None
+) -> TrainConfig:
+    """Defaults, under the recipe of the data, if they have one for the task or for all, a preset, the options given.
 
-    Groups of options, such as `augment`, are put over the recipe's one by one.
+    Groups of options, such as `augment`, are put over those before one by one.
     """
     names = [f"{data.recipe}-{task or infer_task(data)}", data.recipe] if data.recipe else []
-    recipe = next((read_recipe(name) for name in names if name in list_recipes()), {})
-    groups = {
-        key: recipe[key] | dict(given[key])
-        for key in recipe
-        if isinstance(recipe[key], dict) and isinstance(given.get(key), Mapping)
-    }
-    return TrainConfig.from_dict(recipe | dict(given) | groups)
+    options = next((read_recipe(name) for name in names if name in list_recipes()), {})
+    for over in (read_preset(preset) if preset else {}, given):
+        groups = {
+            key: options[key] | dict(over[key])
+            for key in options
+            if isinstance(options[key], dict) and isinstance(over.get(key), Mapping)
+        }
+        options = options | dict(over) | groups
+    return TrainConfig.from_dict(options)
 
 
 def train(
@@ -35,6 +40,7 @@ def train(
     *,
     out: str | Path,
     task: str | None = None,
+    preset: str | None = None,
     resume: bool = False,
     quiet: bool = False,
     command: str = "",
@@ -43,19 +49,24 @@ def train(
     """Train a model and write its run directory `out`; `options` are fields of `vitral.config.TrainConfig`.
 
     `vitral.train("digits", out="runs/digits", epochs=20)`. `data` is a name or path, or what `open_data` gave; `task`
-    is one of `vitral.config.TaskName`, by default what the data are for.
+    is one of `vitral.config.TaskName`, by default what the data are for. `preset`, one of `vitral.config.Preset`, is a
+    way to fine-tune the weights that `model` names; its options go under those given.
     """
     if task is None and resume and is_run(Path(out)):
         task = read_run_config(Path(out)).document["task"]
     opened = data if isinstance(data, Data) else open_data(data, task=task)
-    config = resolve_config(opened, options, task)
-    return train_and_report(opened, config, Path(out), task=task, resume=resume, quiet=quiet, command=command)
+    config = resolve_config(opened, options, task, preset)
+    told = {"task": task, "preset": preset, "resume": resume, "quiet": quiet, "command": command}
+    return train_and_report(opened, config, Path(out), **told)
 
 
 def train_and_report(
-    data: Data, config: TrainConfig, out: Path, *, task: str | None, resume: bool, quiet: bool, command: str
-) -> Run:
+    data: Data, config: TrainConfig, out: Path, *, task: str | None, preset: str | None, resume: bool, quiet: bool,
+    command: str,
+) -> Run:  # fmt: skip
     """Training, then the report."""
+    if preset is not None:
+        require_weights(config.model, f"--preset {preset}")
     run = train_model(data, config, out, task=task, resume=resume, quiet=quiet, command=command)
     if run.wrote:
         write_report(out, run.data)
