@@ -9,31 +9,37 @@ from vitral.data.sources.base import Data
 from vitral.data.sources.open import open_data, open_images
 from vitral.inference.evaluate import evaluate_run
 from vitral.inference.health import Health
-from vitral.recipes import list_recipes, read_recipe
+from vitral.recipes import list_recipes, read_preset, read_recipe
 from vitral.reporting.html import write_report
 from vitral.reporting.pretrain import PICTURES, draw_progress, write_pretraining_report
 from vitral.tasks.method import Method
 from vitral.tasks.open import infer_task
+from vitral.training.finetune import require_weights
 from vitral.training.pretrain import pretrain_model
 from vitral.training.session import Run, train_model
 from vitral.weights.rundir import is_run, read_run_config
 
 
-def resolve_config(data: Data, given: Mapping[str, Any], task: str | None = None) -> TrainConfig:
-    """Defaults, under the recipe of the data, if they have one for the task or for all, under the options given."""
+def resolve_config(
+    data: Data, given: Mapping[str, Any], task: str | None = None, preset: str | None = None
+) -> TrainConfig:
+    """Defaults, under the recipe of the data, if they have one for the task or for all, a preset, the options given."""
     names = [f"{data.recipe}-{task or infer_task(data)}", data.recipe] if data.recipe else []
     recipe = next((read_recipe(name) for name in names if name in list_recipes()), {})
-    return TrainConfig.from_dict(_over(recipe, given))
+    return TrainConfig.from_dict(_layered(recipe, read_preset(preset) if preset else {}, given))
 
 
-def _over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Options put over others; groups of options, such as `augment`, one by one."""
-    groups = {
-        key: under[key] | dict(over[key])
-        for key in under
-        if isinstance(under[key], dict) and isinstance(over.get(key), Mapping)
-    }
-    return {**under, **over, **groups}
+def _layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Options, each layer put over those before; groups of options, such as `augment`, one by one."""
+    options: dict[str, Any] = {}
+    for layer in layers:
+        groups = {
+            key: options[key] | dict(layer[key])
+            for key in options
+            if isinstance(options[key], dict) and isinstance(layer.get(key), Mapping)
+        }
+        options = {**options, **layer, **groups}
+    return options
 
 
 def train(
@@ -41,6 +47,7 @@ def train(
     *,
     out: str | Path,
     task: str | None = None,
+    preset: str | None = None,
     resume: bool = False,
     quiet: bool = False,
     command: str = "",
@@ -49,19 +56,24 @@ def train(
     """Train a model and write its run directory `out`; `options` are fields of `vitral.config.TrainConfig`.
 
     `vitral.train("digits", out="runs/digits", epochs=20)`. `data` is a name or path, or what `open_data` gave; `task`
-    is one of `vitral.config.TaskName`, by default what the data are for.
+    is one of `vitral.config.TaskName`, by default what the data are for. `preset`, one of `vitral.config.Preset`, is a
+    way to fine-tune the weights that `model` names; its options go under those given.
     """
     if task is None and resume and is_run(Path(out)):
         task = read_run_config(Path(out)).document["task"]
     opened = data if isinstance(data, Data) else open_data(data, task=task)
-    config = resolve_config(opened, options, task)
-    return train_and_report(opened, config, Path(out), task=task, resume=resume, quiet=quiet, command=command)
+    config = resolve_config(opened, options, task, preset)
+    told = {"task": task, "preset": preset, "resume": resume, "quiet": quiet, "command": command}
+    return train_and_report(opened, config, Path(out), **told)
 
 
 def train_and_report(
-    data: Data, config: TrainConfig, out: Path, *, task: str | None, resume: bool, quiet: bool, command: str
-) -> Run:
+    data: Data, config: TrainConfig, out: Path, *, task: str | None, preset: str | None, resume: bool, quiet: bool,
+    command: str,
+) -> Run:  # fmt: skip
     """Training, then the report."""
+    if preset is not None:
+        require_weights(config.model, f"--preset {preset}")
     run = train_model(data, config, out, task=task, resume=resume, quiet=quiet, command=command)
     if run.wrote:
         write_report(out, run.data)
@@ -72,10 +84,8 @@ def resolve_pretraining(data: Data, given: Mapping[str, Any]) -> PretrainConfig:
     """Defaults, under the recipe of the method, under that of the data for the method, under the options given."""
     method = given.get("method", PretrainConfig().method)
     names = [f"pretrain-{method}", f"{data.recipe}-{method}"]
-    options = {"method": method}
-    for layer in [*(read_recipe(name) for name in names if name in list_recipes()), given]:
-        options = _over(options, layer)
-    return PretrainConfig.from_dict(options)
+    recipes = [read_recipe(name) for name in names if name in list_recipes()]
+    return PretrainConfig.from_dict(_layered({"method": method}, *recipes, given))
 
 
 def pretrain(

@@ -34,6 +34,7 @@ SegmentHead = Literal["linear", "conv", "mask"]
 ClassWeights = Literal["none", "balanced"]
 TokenizerKind = Literal["characters", "bpe"]
 MethodName = Literal["dino", "mae"]
+Preset = Literal["linear", "lora", "full"]
 
 HUB = "hf-hub:"
 """Before the name of a model or data set of the Hugging Face hub."""
@@ -691,13 +692,45 @@ class LoopConfig(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoRAOptions(Options):
+    """LoRA (Hu et al., 2021): a low-rank change of chosen layers learns in place of the weights to start from.
+
+    Heads learn whole, and everything else rests. What a finished run holds has the change folded in.
+    """
+
+    rank: int = 0
+    """r, rank of the change; 0 for no LoRA."""
+    alpha: float = 16.0
+    """The change is B A times alpha / rank."""
+    parts: str = "attn.qkv,attn.proj"
+    """Linear layers of the backbone that get one, as whole pieces of their names, separated by commas."""
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_numbers(["rank"], 0, whole=True)
+        self._check_numbers(["alpha"], 0)
+        if self.rank and not (self.alpha and self.parts.strip(" ,")):
+            raise ConfigError(
+                f"LoRA needs an alpha above 0 and parts to change, got alpha {self.alpha:g} and parts {self.parts!r}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig(LoopConfig):
     """Everything that decides how a model is trained."""
 
     label_smoothing: float = 0.0
     """Share of a target that is spread over all classes."""
     freeze: str = ""
-    """Parts that are not trained, by the start of their parameter names, separated by commas."""
+    """Parts that are not trained, by the first whole pieces of their parameter names (`blocks.1`), separated by commas;
+    `backbone` is everything but the head."""
+    freeze_layers: int = 0
+    """First blocks that are not trained, with the patches, tokens and positions before them; 0 for none."""
+    lora: LoRAOptions = LoRAOptions()
+    """A low-rank change learns instead of the weights."""
+    label_fraction: float = 1.0
+    """Share of the labelled training images to use, class by class, at least one of each; for learning curves. Which
+    ones, the seed decides, and a smaller share is a part of a larger one."""
     test_fraction: float = 0.0
     """Part kept for testing where the data has no test part."""
     select: Select = "last"
@@ -716,6 +749,14 @@ class TrainConfig(LoopConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_numbers(["label_smoothing", "test_fraction"], 0, 1)
+        self._check_numbers(["freeze_layers"], 0, whole=True)
+        if not _is_number(self.label_fraction) or not 0 < self.label_fraction <= 1:
+            raise ConfigError(f"label_fraction must be above 0 and at most 1, got {self.label_fraction!r}.")
+        if self.lora.rank and (self.freeze or self.freeze_layers):
+            raise ConfigError(
+                f"LoRA (lora.rank {self.lora.rank}) freezes the backbone itself: leave freeze and freeze_layers out; "
+                f"lora.parts chooses the layers that it changes (blocks.11 for those of one block)."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,8 @@ from vitral.models.zoo import create_model
 from vitral.tasks.classify import Classify, fit_temperature
 from vitral.tasks.metrics import calibration_bins, classification_metrics, wilson_interval
 from vitral.training.ema import EMA
-from vitral.training.loop import freeze, recompute_blocks
+from vitral.training.finetune import freeze
+from vitral.training.loop import recompute_blocks
 from vitral.training.optim import Muon, _orthogonal, make_optimizers
 from vitral.training.precision import resolve_device, resolve_precision
 from vitral.training.schedule import cosine_with_warmup

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from vitral.cli.output import command_line, print_json
-from vitral.config import TaskName, TrainConfig
+from vitral.config import Preset, TaskName, TrainConfig
 
 if TYPE_CHECKING:
     from vitral.data.sources.base import Data
@@ -21,12 +21,12 @@ class Options:
     The task is told by the data: class folders to classify, numbers to regress, masks to segment, boxes to detect,
     images with texts to caption, pairs of texts to translate, a text file to complete, words with tags to tag.
 
-    Options come from the defaults, under the recipe of the data, under --config, under flags. A run that goes on
-    (--resume) has its own.
+    Options come from the defaults, under the recipe of the data, under --preset, under --config, under flags. A run
+    that goes on (--resume) has its own.
 
     Examples: vitral train digits; vitral train photos/ --model vit_lite_conv_patch4_32 --epochs 50 --out runs/photos;
     vitral train photos/ --out runs/photos --resume;
-    vitral train photos/ --config folder-finetune --model weights.safetensors;
+    vitral train photos/ --preset lora --model weights.safetensors;
     vitral train digits-scenes --task detect; vitral train annotations.json --task segment;
     vitral train digits-lines; vitral train pairs.tsv --out runs/translator; vitral train book.txt --out runs/author;
     vitral train reviews.csv --text-column review --label-column stars --task classify;
@@ -42,6 +42,8 @@ class Options:
     config: Annotated[str, tyro.conf.arg(metavar="FILE.toml|RECIPE", help_behavior_hint="")] = ""
     """File of options, under the names of the flags; or a recipe: digits, fashion-mnist, cifar10,
     folder-finetune, digits-lines, numbers-en-it, en-it, stamps."""
+    preset: Annotated[Preset | None, tyro.conf.arg(help_behavior_hint="")] = None
+    """How to fine-tune the weights of --model: only the head, a low-rank change, or everything."""
     task: Annotated[TaskName | None, tyro.conf.arg(help_behavior_hint="(default: told by the data)")] = None
     """What to learn."""
     resume: bool = False
@@ -72,7 +74,7 @@ def defaults(options: Options) -> Options:
         document = read_run_config(started).document
         return Options(data=options.data, task=document["task"], train=TrainConfig.from_dict(document["train"]))
     given: dict[str, Any] = read_config_file(Path(options.config)) if options.config else {}
-    return Options(data=options.data, train=resolve_config(data, given, options.task))
+    return Options(data=options.data, train=resolve_config(data, given, options.task, options.preset))
 
 
 def opened(options: Options) -> "Data":
@@ -101,8 +103,8 @@ def run(options: Options) -> None:
     for i in range(options.seeds):
         config = replace(options.train, seed=options.train.seed + i)
         place = out if options.seeds == 1 else out / f"seed-{config.seed}"
-        told = {"task": options.task, "resume": options.resume, "quiet": options.json, "command": command_line()}
-        runs.append(train_and_report(data, config, place, **told))
+        told = {"task": options.task, "preset": options.preset, "resume": options.resume, "quiet": options.json}
+        runs.append(train_and_report(data, config, place, command=command_line(), **told))
     if not runs[0].wrote:
         return
     metrics: dict[str, Any] = {"runs": [{"path": str(run.path), "metrics": run.metrics} for run in runs]}

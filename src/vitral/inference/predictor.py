@@ -109,7 +109,9 @@ class Predictor:
     def stream(self, inputs: Iterable[ImageLike], top_k: int = 5) -> Iterator[Answer]:
         """Answers one by one, in order, for any number of inputs; one that cannot be read answers with an error."""
         if isinstance(self.model, VisionTransformer) and not self.model.config.num_classes:
-            raise InputError("this model has no classes to answer with: train a head for it, vitral train DATA --model.")
+            raise InputError(
+                "this model has no classes to answer with: train a head, vitral train DATA --model."
+            )
         for frames, read, errors in self._batches(inputs):
             answers: Iterator[Answer] = iter(())
             if read:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitral.config import LoRAOptions
 from vitral.errors import ConfigError, unknown_name
 
 
@@ -48,7 +49,7 @@ class LoRALinear(nn.Module):
 
 
 def add_lora(
-    model: nn.Module, rank: int, alpha: float, parts: str = "attn.qkv,attn.proj", trained: str = "head"
+    model: nn.Module, rank: int, alpha: float, parts: str = LoRAOptions.parts, trained: str = "head"
 ) -> nn.Module:
     """Put LoRA on chosen linear layers, in place, and freeze everything else but the parts named in `trained`.
 

@@ -3,8 +3,9 @@
 import tomllib
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from vitral.config import Preset
 from vitral.errors import ConfigError, unknown_name
 
 
@@ -18,6 +19,13 @@ def read_recipe(name: str) -> dict[str, Any]:
     if name not in list_recipes():
         raise unknown_name("recipe", name, list_recipes())
     return tomllib.loads(files("vitral.recipes").joinpath(f"{name}.toml").read_text())
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    """The options of a way to fine-tune, one of `vitral.config.Preset`."""
+    if name not in get_args(Preset):
+        raise unknown_name("preset", name, get_args(Preset))
+    return tomllib.loads(files("vitral.recipes").joinpath(f"presets/{name}.toml").read_text())
 
 
 def read_config_file(path: Path) -> dict[str, Any]:

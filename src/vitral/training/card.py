@@ -27,7 +27,7 @@ A {kind_of(describe)} that {task.what.format(n=len(labels))}{": " * bool(names)}
 {notes}
 ## Weights
 Trained from {"scratch" if not _started(describe) else describe["model_name"]}. `model.safetensors` holds {weights}; \
-the test part chose nothing.
+the test part chose nothing.{_learnt(describe)}
 
 ## Intended use
 {what.capitalize()} like those it was trained on. On others its confidence means little.
@@ -40,6 +40,13 @@ the test part chose nothing.
 def kind_of(describe: dict[str, Any]) -> str:
     """What the model is, in words."""
     return "Vision Transformer" if describe["preprocess"] is not None else "Transformer"
+
+
+def _learnt(describe: dict[str, Any]) -> str:
+    """What was trained, where that is not everything."""
+    whole, trained, lora = describe["parameters"], describe["trained_parameters"], describe["train"]["lora"]
+    how = f" LoRA of rank {lora['rank']} on {lora['parts']} is folded into them." if lora["rank"] else ""
+    return f" Of {whole:,} parameters {trained:,} were trained.{how}" if trained != whole else ""
 
 
 def _started(describe: dict[str, Any]) -> bool:

@@ -15,7 +15,7 @@ from vitral.data.augment import neighbours
 from vitral.data.inputs import Batch
 from vitral.data.loader import TrainLoader
 from vitral.data.noise import Noise
-from vitral.errors import TrainingError, unknown_name
+from vitral.errors import TrainingError
 from vitral.tasks.objective import Objective, place_stochastic_depth
 from vitral.training.checkpoint import Checkpoint, load_optimizer_tensors, optimizer_tensors
 from vitral.training.distributed import Processes
@@ -159,17 +159,6 @@ def split(batch: Batch, parts: int) -> Iterator[Batch]:
     for i in range(0, len(batch.targets), size):
         at = slice(i, i + size)
         yield Batch(batch.inputs[at], batch.targets[at], batch.samples[at], [])
-
-
-def freeze(model: nn.Module, parts: str) -> None:
-    """Stop the training of the parts whose parameter names begin with one of the words, separated by commas."""
-    names = [name for name, _ in model.named_parameters()]
-    for word in filter(None, (word.strip() for word in parts.split(","))):
-        if not any(name.startswith(word) for name in names):
-            raise unknown_name("part to freeze", word, {name.rsplit(".", 1)[0] for name in names} | set(names))
-        for name, parameter in model.named_parameters():
-            if name.startswith(word):
-                parameter.requires_grad_(False)
 
 
 def recompute_blocks(model: nn.Module) -> None:

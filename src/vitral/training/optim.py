@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitral.config import LoopConfig
+from vitral.models.lora import lora_parameters
 from vitral.models.segmenter import ConvHead
 from vitral.nn.patches import ConvStem
 
-# Norms, biases, positions, tokens, LayerScale: decay would pull them from where they belong.
-_NO_DECAY = re.compile(r"(\.bias|_token|pos_embed|latent|gamma|queries\.(anchors|position|content\.weight))$")
+# Norms, biases, positions, tokens, LayerScale: decay would pull them from where they belong. A and B of LoRA: decay is
+# there to bound large matrices, and a change of low rank that starts at 0 is bounded by its rank and its steps.
+_NO_DECAY = re.compile(r"(\.bias|_token|pos_embed|latent|gamma|queries\.(anchors|position|content\.weight)|lora_[AB])$")
 
 _IN_BLOCKS = re.compile(
     r"(student\.)?(backbone\.|head\.)?blocks\.|(encoder|decoder)\.(?!token_embed|output|pos_embed|embed|predict)"
@@ -44,22 +46,27 @@ def layer_of(name: str, depth: int) -> int:
 def make_optimizers(model: nn.Module, config: LoopConfig) -> list[Optimizer]:
     """AdamW over everything, or Muon over the matrices of the blocks and the kernels of conv stems and heads.
 
+    A and B of LoRA are AdamW's: made orthogonal, each update would spend as much on directions that do not matter.
     Every parameter group carries its own peak rate as `peak_lr`, which the schedule multiplies.
     """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    depth = max((layer_of(name, 0) for name, _ in named if _IN_BLOCKS.match(name)), default=0)
+    blocks = (name for name, _ in model.named_parameters() if _IN_BLOCKS.match(name))
+    depth = max((layer_of(name, 0) for name in blocks), default=0)
     convolutional = (m for m in model.modules() if isinstance(m, ConvStem | ConvHead))
     kernels = {id(p) for m in convolutional for p in m.parameters() if p.ndim == 4}
+    lora = {id(p) for p in lora_parameters(model).values()}
     muon, adamw = [], []
     for name, p in named:
         scale = config.layer_decay ** (depth + 1 - layer_of(name, depth))
         matrix = id(p) in kernels or (p.ndim == 2 and _IN_BLOCKS.match(name) is not None)
-        to_muon = config.optimizer == "muon" and matrix
+        to_muon = config.optimizer == "muon" and matrix and id(p) not in lora
         peak = (config.muon_lr if to_muon else config.lr) * scale
         decay = config.weight_decay if _decays(name, p) else 0.0
         (muon if to_muon else adamw).append((p, {"lr": peak, "peak_lr": peak, "weight_decay": decay}))
     fused = all(p.device.type in ("cpu", "cuda") for _, p in named)
-    optimizers: list[Optimizer] = [torch.optim.AdamW(_grouped(adamw), betas=(0.9, 0.95), fused=fused)]
+    optimizers: list[Optimizer] = []
+    if adamw:
+        optimizers.append(torch.optim.AdamW(_grouped(adamw), betas=(0.9, 0.95), fused=fused))
     return optimizers + ([Muon(_grouped(muon))] if muon else [])
 
 

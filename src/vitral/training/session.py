@@ -23,6 +23,8 @@ from vitral.data.text import tokenized
 from vitral.data.tokenizer import PAD
 from vitral.errors import CheckpointError, ConfigError
 from vitral.models.cnn import ResNet
+from vitral.models.init import init_weights
+from vitral.models.lora import merge_lora
 from vitral.models.seq2seq import TextEncoder
 from vitral.models.vit import VisionTransformer
 from vitral.models.zoo import MODELS, create_model
@@ -31,12 +33,13 @@ from vitral.tasks.open import make_inputs, make_task
 from vitral.training.card import model_card
 from vitral.training.checkpoint import Checkpoint, load_newest, save_checkpoint
 from vitral.training.distributed import Processes, processes
+from vitral.training.finetune import choose_trained, count_parameters
 from vitral.training.log import RunLog
-from vitral.training.loop import Hooks, fit, freeze
+from vitral.training.loop import Hooks, fit
 from vitral.training.precision import resolve_device, resolve_precision
 from vitral.weights.atomic import save_tensors, write_atomically
-from vitral.weights.load import is_source, load_model, with_stochastic_depth
-from vitral.weights.rundir import CONFIG, TOKENIZERS, WEIGHTS, architecture_of, config_document, is_run, read_run_config
+from vitral.weights.load import is_source, load_backbone, with_stochastic_depth
+from vitral.weights.rundir import CONFIG, TOKENIZERS, WEIGHTS, architecture_of, config_document, read_run_config
 
 FEW_STEPS = 100
 """Steps of a run below which it is said how to make more."""
@@ -61,7 +64,8 @@ def train_model(
     command: str = "",
 ) -> Run:  # fmt: skip
     """Train a model on a data set and write its run directory; the task is the one the data are for, or one named."""
-    data = tokenized(data.with_splits(config.val_fraction, config.test_fraction, seed=0), config.text)
+    data = data.with_splits(config.val_fraction, config.test_fraction, seed=0)
+    data = tokenized(data.with_label_fraction(config.label_fraction, config.seed), config.text)
     made = make_task(task, data, config)
     texts = make_inputs(data, config, made.name)
     data = made.usable(texts.usable(data) if texts else data)
@@ -70,7 +74,7 @@ def train_model(
     with processes(device) as who:
         checkpoint, notes = open_run(out, config, made.name, data, resume, who)
         model = _make_model(data, config, made, texts, device)
-        freeze(model, config.freeze)
+        choose_trained(model, config)
         inputs = texts or ImageInputs(model.preprocess)
         loader = TrainLoader(
             data, inputs, config.augment, config.batch_size, config.seed, config.strict, config.workers,
@@ -80,8 +84,9 @@ def train_model(
             out / "metrics.jsonl" if who.first else None, quiet, checkpoint.step if checkpoint else 0, [made.headline]
         )
         with log, signals() as stop:
-            params = sum(p.numel() for p in model.parameters())
-            built = f"{_model_name(config, texts)} to {made.name}: {params:,} parameters, {inputs.size}"
+            params, trained = count_parameters(model)
+            learns = f", of which {trained:,} are trained" if trained != params else ""
+            built = f"{_model_name(config, texts)} to {made.name}: {params:,} parameters{learns}, {inputs.size}"
             steps = config.epochs * loader.steps_per_epoch
             if steps < FEW_STEPS:
                 notes = [*notes, f"only {steps} steps in all: a smaller --batch-size or more --epochs trains longer"]
@@ -117,6 +122,7 @@ def train_model(
                 from safetensors.torch import load_file
 
                 model.load_state_dict(load_file(out / "best.safetensors"))
+            merge_lora(model)  # what is evaluated and written is the plain model
             if not who.first:
                 return Run(out, {}, data, wrote=False)
             return _finish(out, model, made, data, inputs, config.batch_size, describe, log)
@@ -142,6 +148,8 @@ def _make_model(data: Data, config: TrainConfig, task: Task, texts: TextInputs |
         backbone.preprocess = Preprocess(img_size=config.img_size or 224).for_channels(in_chans)
     else:
         backbone = make_vit(config, data.in_chans, task.outputs)
+        if task.outputs and backbone.labels not in (None, task.labels):
+            init_weights(backbone.head)  # as many outputs, but learnt for others
     model = task.build(backbone)
     model.preprocess = task.preprocess(backbone.preprocess)  # type: ignore[assignment]
     return model.to(device)
@@ -158,12 +166,7 @@ def make_vit(config: LoopConfig, in_chans: int, num_classes: int) -> VisionTrans
     options |= {name: value for name in ("img_size", "patch_size") if (value := getattr(config, name)) is not None}
     if not starts_from_weights(config):
         return create_model(config.model, seed=config.seed, drop_path_rate=config.drop_path_rate, **options)
-    if is_run(Path(config.model)) and read_run_config(Path(config.model)).architecture != "vit":
-        raise ConfigError(f"{config.model} is a run of another model; training starts from a plain ViT.")
-    vit = load_model(config.model, quiet=True, **options)
-    if not isinstance(vit, VisionTransformer):
-        raise ConfigError(f"{config.model} is a detector; training starts from a plain ViT.")
-    return with_stochastic_depth(vit, config.drop_path_rate)
+    return with_stochastic_depth(load_backbone(config.model, **options), config.drop_path_rate)
 
 
 def _model_name(config: TrainConfig, texts: TextInputs | None) -> str:
@@ -276,13 +279,15 @@ def _finish(
 def _description(
     data: Data, config: TrainConfig, task: Task, inputs: Inputs, model: Any, command: str
 ) -> dict[str, Any]:
+    parameters, trained = count_parameters(model)
     return {
         "task": task.name,
         "labels": task.labels,
         "model_name": _model_name(config, inputs if isinstance(inputs, TextInputs) else None),
         "architecture": architecture_of(model),
         "model": model.config.to_dict(),
-        "parameters": sum(p.numel() for p in model.parameters()),
+        "parameters": parameters,
+        "trained_parameters": trained,
         "preprocess": model.preprocess.to_dict() if model.preprocess else None,
         **provenance(data, config, task.notes, command),
         **inputs.settings(),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -87,6 +87,22 @@ def load_model(
     if not quiet:
         print(report.summary(), file=sys.stderr)
     return model.eval()
+
+
+def load_backbone(source: str, **asked: Any) -> VisionTransformer:
+    """A ViT to start from, adapted as `load_model` does: the model itself, or the one inside a run of another task."""
+    path = locate(source)
+    if path.is_dir() and is_run(path):
+        model = load_run(path)
+        backbone = getattr(model, "backbone", model)
+        if not isinstance(backbone, VisionTransformer):
+            raise ConfigError(f"{source} is a run without a ViT; training starts from one, or from a named model.")
+        backbone.preprocess = model.preprocess  # type: ignore[assignment]
+        return cast(VisionTransformer, _adapt_run(backbone, path, asked))
+    model = load_model(source, quiet=True, **asked)
+    if not isinstance(model, VisionTransformer):
+        raise ConfigError(f"{source} is a detector; training starts from a plain ViT.")
+    return model
 
 
 def is_source(name: str) -> bool:
@@ -180,9 +196,12 @@ def _adapt(tensors: dict[str, Tensor], old: ViTConfig, new: ViTConfig, report: L
 
     patches, positions = "patch_embed.proj.weight", "pos_embed"
     if new.in_chans != old.in_chans:
-        change(patches, "channels summed or repeated", lambda w: adapt_channels(w, new.in_chans))
-    if new.patch != old.patch:
+        first = patches if old.stem == "linear" else "patch_embed.convs.0.weight"
+        change(first, "channels summed or repeated", lambda w: adapt_channels(w, new.in_chans))
+    if new.patch != old.patch and old.stem == "linear":
         change(patches, "by pseudo-inverse (FlexiViT)", lambda w: resize_patches(w, new.patch))
+    elif new.patch != old.patch:
+        _refuse_another_stem(old, new)
     if new.grid != old.grid and positions in tensors:
         change(
             positions, str(new.pos_resize), lambda table: resize_positions(table, old.grid, new.grid, new.pos_resize)
@@ -192,6 +211,15 @@ def _adapt(tensors: dict[str, Tensor], old: ViTConfig, new: ViTConfig, report: L
             report.dropped.append((name, f"{new.num_classes} classes are asked for, the file has {old.num_classes}"))
             del tensors[name]
     return tensors
+
+
+def _refuse_another_stem(old: ViTConfig, new: ViTConfig) -> None:
+    """Raise unless a conv stem for other patches has the same layers, which then only take other strides."""
+    if len(old.stem_layers) != len(new.stem_layers):
+        raise ConfigError(
+            f"the {old.stem} stem has {len(old.stem_layers)} layers for patches of {old.patch_size}, but "
+            f"{len(new.stem_layers)} for {new.patch_size}: leave patch_size out; img_size, too, changes their number."
+        )
 
 
 def _build(

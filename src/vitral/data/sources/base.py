@@ -240,6 +240,18 @@ class Data:
         order = [part for part in ("train", "val", "test") if part in data.splits]
         return replace(data, splits={part: data.splits[part] for part in order})
 
+    def with_label_fraction(self, fraction: float, seed: int) -> "Data":
+        """Keep a share of the training part: class by class, at least one of each; without classes, at random."""
+        if fraction == 1:
+            return self
+        rest, kept = self._cut(fraction, seed)
+        if self.kind == "label":
+            alone = ~torch.isin(self.targets[rest], self.targets[kept])  # the only one of its class
+            kept = torch.cat([kept, rest[alone]]).sort().values
+        total = len(self.splits["train"])
+        note = f"{len(kept):,} of {total:,} training {self.what} are used (--label-fraction {fraction:g})"
+        return replace(self, splits=self.splits | {"train": kept}, notes=[*self.notes, note])
+
     def without(self, bad: Tensor, why: str) -> "Data":
         """Leave the inputs that are True out of every part, and say how many there are in all."""
         parts = {part: indices[~bad[indices]] for part, indices in self.splits.items()}
