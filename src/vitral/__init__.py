@@ -16,6 +16,7 @@ _PUBLIC = {
     "explain": "vitral.explanation.explain",
     "list_models": "vitral.models.zoo",
     "load_model": "vitral.weights.load",
+    "probe": "vitral.api",
     "save_model": "vitral.weights.save",
     "train": "vitral.api",
     "VitralError": "vitral.errors",
@@ -30,12 +31,13 @@ __all__ = [
     "explain",
     "list_models",
     "load_model",
+    "probe",
     "save_model",
     "train",
 ]
 
 if TYPE_CHECKING:
-    from vitral.api import evaluate, train
+    from vitral.api import evaluate, probe, train
     from vitral.errors import VitralError
     from vitral.explanation.explain import explain
     from vitral.inference.predictor import Predictor

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vitral.config import TrainConfig, Writing
+from vitral.config import ProbeKind, Probing, TrainConfig, Writing
 from vitral.data.sources.base import Data
 from vitral.data.sources.open import open_data
-from vitral.inference.evaluate import evaluate_run
+from vitral.inference.evaluate import evaluate_run, probe_source
+from vitral.models.vit import VisionTransformer
 from vitral.recipes import list_recipes, read_recipe
 from vitral.reporting.html import write_report
 from vitral.tasks.open import infer_task
@@ -71,3 +72,22 @@ def evaluate(
     """
     task = read_run_config(Path(source)).document["task"] if is_run(Path(source)) else None
     return evaluate_run(source, data if isinstance(data, Data) else open_data(data, task=task), split, writing)
+
+
+def probe(
+    source: str | Path | VisionTransformer,
+    data: str | Path | Data,
+    kind: ProbeKind = "knn",
+    *,
+    split: str | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> dict[str, Any]:
+    """What frozen features know of the classes: by their nearest neighbours ("knn") or a linear layer ("linear").
+
+    `vitral.probe("runs/digits", "digits")`. `source` is a ViT, a run, a file of weights, hf-hub:owner/name, a named
+    model with fresh weights from `seed`, or "pixels", the images themselves; `options` are fields of
+    `vitral.config.Probing`.
+    """
+    opened = data if isinstance(data, Data) else open_data(data, task="classify")
+    return probe_source(source, opened, kind, Probing.from_dict(options), split, seed)

@@ -83,10 +83,7 @@ class Predictor:
     @property
     def vit(self) -> VisionTransformer:
         """The ViT that looks at the images, itself or inside another model."""
-        vit = self.model if isinstance(self.model, VisionTransformer) else getattr(self.model, "backbone", self.model)
-        if not isinstance(vit, VisionTransformer):
-            raise InputError(f"this model looks through a {type(vit).__name__}, not a ViT.")
-        return vit
+        return vit_of(self.model)
 
     @torch.inference_mode()
     def outputs(self, x: Tensor) -> Any:
@@ -171,6 +168,14 @@ class Predictor:
             return Frame(name, (1, len(x)), View.whole(), self.inputs.note(name))
         size = (x.shape[1], x.shape[2])
         return Frame(name, size, View.whole() if self.slide else eval_view(size, self.preprocess))
+
+
+def vit_of(model: nn.Module) -> VisionTransformer:
+    """The ViT that a model is, or has as its backbone."""
+    vit = model if isinstance(model, VisionTransformer) else getattr(model, "backbone", model)
+    if not isinstance(vit, VisionTransformer):
+        raise InputError(f"this model looks through a {type(vit).__name__}, not a ViT.")
+    return vit
 
 
 def _preprocess_of(model: AnyModel) -> Preprocess:
