@@ -98,7 +98,8 @@ def _run_probe(options: Options, kind: ProbeKind) -> None:
     used = metrics["train_images"] + metrics.get("val_images", 0)
     rows = [["all", f"{used:,}", f"{100 * metrics['accuracy']:.2f} %", f"{low:.2f} to {high:.2f} (95 %)"]]
     for few in metrics.get("few_shot", []):
-        spread = f"± {100 * few['spread']:.2f} ({len(few['accuracies'])} draws)"
+        draws = len(few["accuracies"])
+        spread = f"± {100 * few['spread']:.2f} ({draws} draw{'s' * (draws > 1)})"
         rows.append([f"{100 * few['fraction']:g} %", f"{few['labels']:,}", f"{100 * few['accuracy']:.2f} %", spread])
     print_table(
         f"{options.source} on {metrics['data']}: {kind} probe, {metrics['split']} part, {metrics['images']:,} images",
