@@ -84,10 +84,11 @@ class Clocked(CropInputs):
 
     def augment(self, inputs: Crops, noise: Noise, a: Augmentation, mirror: bool) -> Mixed:
         """Each crop by itself, or none."""
-        if inputs.large.is_floating_point():
-            return Mixed(inputs, torch.ones(len(inputs.large)))
         began = time.perf_counter()
-        mixed = super().augment(inputs, noise, a, mirror)
+        if inputs.large.is_floating_point():
+            mixed = Mixed(inputs, torch.ones(len(inputs.large)))
+        else:
+            mixed = super().augment(inputs, noise, a, mirror)
         self.seconds = time.perf_counter() - began
         return mixed
 

@@ -17,6 +17,7 @@ _PUBLIC = {
     "list_models": "vitral.models.zoo",
     "load_model": "vitral.weights.load",
     "pretrain": "vitral.api",
+    "probe": "vitral.api",
     "save_model": "vitral.weights.save",
     "train": "vitral.api",
     "VitralError": "vitral.errors",
@@ -32,12 +33,13 @@ __all__ = [
     "list_models",
     "load_model",
     "pretrain",
+    "probe",
     "save_model",
     "train",
 ]
 
 if TYPE_CHECKING:
-    from vitral.api import evaluate, pretrain, train
+    from vitral.api import evaluate, pretrain, probe, train
     from vitral.errors import VitralError
     from vitral.explanation.explain import explain
     from vitral.inference.predictor import Predictor

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vitral.config import PretrainConfig, TrainConfig, Writing
+from vitral.config import PretrainConfig, ProbeKind, Probing, TrainConfig, Writing
 from vitral.data.sources.base import Data
 from vitral.data.sources.open import open_data, open_images
-from vitral.inference.evaluate import evaluate_run
+from vitral.inference.evaluate import evaluate_run, probe_source
 from vitral.inference.health import Health
+from vitral.models.vit import VisionTransformer
 from vitral.recipes import list_recipes, read_preset, read_recipe
 from vitral.reporting.html import write_report
 from vitral.reporting.pretrain import PICTURES, draw_progress, write_pretraining_report
@@ -136,3 +137,22 @@ def evaluate(
     """
     task = read_run_config(Path(source)).document["task"] if is_run(Path(source)) else None
     return evaluate_run(source, data if isinstance(data, Data) else open_data(data, task=task), split, writing)
+
+
+def probe(
+    source: str | Path | VisionTransformer,
+    data: str | Path | Data,
+    kind: ProbeKind = "knn",
+    *,
+    split: str | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> dict[str, Any]:
+    """What frozen features know of the classes: by their nearest neighbours ("knn") or a linear layer ("linear").
+
+    `vitral.probe("runs/digits", "digits")`. `source` is a ViT, a run, a file of weights, hf-hub:owner/name, a named
+    model with fresh weights from `seed`, or "pixels", the images themselves; `options` are fields of
+    `vitral.config.Probing`.
+    """
+    opened = data if isinstance(data, Data) else open_data(data, task="classify")
+    return probe_source(source, opened, kind, Probing.from_dict(options), split, seed)

@@ -35,6 +35,8 @@ ClassWeights = Literal["none", "balanced"]
 TokenizerKind = Literal["characters", "bpe"]
 MethodName = Literal["dino", "mae"]
 Preset = Literal["linear", "lora", "full"]
+ProbeKind = Literal["knn", "linear"]
+ProbeFeatures = Literal["pooled", "cls", "mean", "cls_mean"]
 
 HUB = "hf-hub:"
 """Before the name of a model or data set of the Hugging Face hub."""
@@ -612,6 +614,42 @@ class Writing(Options):
             raise ConfigError("a beam and sample exclude each other; give one of them.")
         if not self.sample and self.n_best > self.beam:
             raise ConfigError(f"the {self.n_best} best texts need a beam of at least {self.n_best}, got {self.beam}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probing(Options):
+    """How frozen features are probed: by their nearest neighbours, or by a linear layer."""
+
+    features: ProbeFeatures = "pooled"
+    """What is probed: `pooled` is what the model's head reads, `cls` the [CLS] token, `mean` the mean of the patch
+    tokens, `cls_mean` both side by side."""
+    img_size: int | tuple[int, int] | None = None
+    """Height and width the images are brought to; by default the model's. Pixels: their own, or 32 for files."""
+    k: int = 20
+    """knn: neighbours that vote."""
+    knn_temperature: float = 0.07
+    """knn: a vote has the weight exp(cosine / this)."""
+    lrs: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0)
+    """linear: rates that are tried at once, as shares of one that is surely stable."""
+    weight_decays: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1)
+    """linear: decays that are tried with each rate."""
+    few_shot: bool = False
+    """Also with 1, 5 and 10 % of the labels."""
+    draws: int = 3
+    """few_shot: how often each share is drawn anew."""
+    cache: bool = True
+    """Keep the features of a model for the next time, and use those kept before; without, compute them anew."""
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        if self.img_size is not None:
+            self._set_pair("img_size")
+        self._check_numbers(["k", "draws"], 1, whole=True)
+        self._check_numbers(["knn_temperature"], 1e-6)
+        for name, low in (("lrs", 1e-6), ("weight_decays", 0)):
+            values: Any = getattr(self, name)
+            if not isinstance(values, Sequence) or not values or not all(_is_number(v) and v >= low for v in values):
+                raise ConfigError(f"{name} must be one or more numbers of at least {low:g}, got {values!r}.")
 
 
 @dataclass(frozen=True, kw_only=True)

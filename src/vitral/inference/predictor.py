@@ -85,10 +85,7 @@ class Predictor:
     @property
     def vit(self) -> VisionTransformer:
         """The ViT that looks at the images, itself or inside another model."""
-        vit = self.model if isinstance(self.model, VisionTransformer) else getattr(self.model, "backbone", self.model)
-        if not isinstance(vit, VisionTransformer):
-            raise InputError(f"this model looks through a {type(vit).__name__}, not a ViT.")
-        return vit
+        return vit_of(self.model)
 
     @torch.inference_mode()
     def outputs(self, x: Tensor) -> Any:
@@ -109,9 +106,7 @@ class Predictor:
     def stream(self, inputs: Iterable[ImageLike], top_k: int = 5) -> Iterator[Answer]:
         """Answers one by one, in order, for any number of inputs; one that cannot be read answers with an error."""
         if isinstance(self.model, VisionTransformer) and not self.model.config.num_classes:
-            raise InputError(
-                "this model has no classes to answer with: train a head, vitral train DATA --model."
-            )
+            raise InputError("this model has no classes to answer with: train a head, vitral train DATA --model.")
         for frames, read, errors in self._batches(inputs):
             answers: Iterator[Answer] = iter(())
             if read:
@@ -177,6 +172,14 @@ class Predictor:
             return Frame(name, (1, len(x)), View.whole(), self.inputs.note(name))
         size = (x.shape[1], x.shape[2])
         return Frame(name, size, View.whole() if self.slide else eval_view(size, self.preprocess))
+
+
+def vit_of(model: nn.Module) -> VisionTransformer:
+    """The ViT that a model is, or has as its backbone."""
+    vit = model if isinstance(model, VisionTransformer) else getattr(model, "backbone", model)
+    if not isinstance(vit, VisionTransformer):
+        raise InputError(f"this model looks through a {type(vit).__name__}, not a ViT.")
+    return vit
 
 
 def _preprocess_of(model: AnyModel) -> Preprocess:

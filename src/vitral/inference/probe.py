@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitral.config import Probing
 from vitral.data.sources.base import stratified_split
 from vitral.errors import InputError
 from vitral.tasks.metrics import wilson_interval
@@ -39,7 +40,9 @@ def few_shot(labels: Tensor, fraction: float, seed: int) -> Tensor:
 # ---- nearest neighbours ----
 
 
-def knn_probe(train: Labelled, test: Labelled, k: int = 20, temperature: float = 0.07) -> dict[str, Any]:
+def knn_probe(
+    train: Labelled, test: Labelled, k: int = Probing.k, temperature: float = Probing.knn_temperature
+) -> dict[str, Any]:
     """Each test sample gets the class for which its k nearest by cosine vote, each with weight exp(cosine / tau)."""
     K = _check(train, test)
     if k < 1:
@@ -62,8 +65,8 @@ def linear_probe(
     train: Labelled,
     val: Labelled,
     test: Labelled,
-    lrs: Sequence[float] = (0.1, 0.3, 1.0, 3.0),
-    weight_decays: Sequence[float] = (1e-3, 1e-2, 1e-1),
+    lrs: Sequence[float] = Probing.lrs,
+    weight_decays: Sequence[float] = Probing.weight_decays,
     steps: int = 1000,
     batch_size: int = 1024,
     seed: int = 0,
