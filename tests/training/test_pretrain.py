@@ -61,7 +61,9 @@ def finished(tmp_path_factory):
 def make_dino(heads_warm_up=False, **options):
     config = PretrainConfig(dino=DINOOptions(**(SMALL | options)), model="vit_nano_patch2_8")
     torch.manual_seed(0)
-    return DINO(redraw(create_model("vit_nano_patch2_8", num_classes=0), seed=3), config, heads_warm_up)
+    made = DINO(redraw(create_model("vit_nano_patch2_8", num_classes=0), seed=3), config, heads_warm_up)
+    made.before_step(0.0, 0.0, [])
+    return made
 
 
 def some_crops(method, B=3):
@@ -238,7 +240,7 @@ class TestDINO:
         means = []
         for half, at in zip(halves, (slice(0, 2), slice(2, 4)), strict=True):
             out = half.forward(half.model, crops[at], torch.zeros(2, 0), Noise(0, torch.arange(4)[at]))
-            means.append(out.teacher.flatten(0, 1).mean(0))
+            means.append(torch.cat([out.teacher.flatten(0, 1).sum(0), torch.tensor([4.0])]))
         halves[0].mean = lambda x: torch.stack(means).mean(0)
         halves[0].after_update()
         whole.forward(whole.model, crops, torch.zeros(4, 0), noise)
@@ -388,8 +390,8 @@ class TestHealth:
 class TestLearning:
     def test_mae_learns_to_fill_in(self, tmp_path):
         made = run(tmp_path / "run", "mae", epochs=20, batch_size=64, lr=3e-3)
-        first, last = lines(made, "val")[0]["loss"], lines(made, "val")[-1]["loss"]
-        assert last < 0.85 * first
+        fresh = run(tmp_path / "fresh", "mae", epochs=1, lr=0.0)
+        assert made.metrics["val"]["loss"] < 0.7 * fresh.metrics["val"]["loss"]
 
     def test_dino_brings_images_of_a_class_together(self, tmp_path):
         """Shifted and cropped digits: k-NN by the teacher's features beats k-NN by those of a fresh model."""
@@ -451,8 +453,9 @@ class TestRun:
         made = vitral.pretrain(
             tmp_path / "photos", out=tmp_path / "run", **(QUICK | METHODS["dino"] | {"epochs": 1, "batch_size": 8})
         )
-        assert made.data.splits["train"].numel() + made.data.splits["val"].numel() == 25
+        assert (len(made.data.splits["train"]), len(made.data.splits["val"])) == (24, 1)  # too few to show anything
         assert "knn" not in made.metrics["val"]
+        assert 1 < made.metrics["val"]["feature_rank"] <= 25
 
     def test_words_instead_of_images(self, tmp_path):
         with pytest.raises(DataError, match="pretraining is for images"):

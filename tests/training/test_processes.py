@@ -39,6 +39,16 @@ def test_two_processes_give_the_loss_curve_of_one(dtype, tolerance, tmp_path):
 
 
 @pytest.mark.slow
+def test_two_processes_distil_as_one(tmp_path):
+    """Teacher, centres and hidden patches included."""
+    one, two = losses("dino", 1, tmp_path / "one", stop=20), losses("dino", 2, tmp_path / "two", stop=20)
+    assert one.shape == (20, 3)
+    assert np.ptp(one[:, 0]) > 0.05
+    assert np.abs(one[:, 0] - two[:, 0]).max() <= 1e-8
+    assert np.abs(one[:, 1] - two[:, 1]).max() <= 1e-5  # the entropy is told in fp32
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
 def test_a_run_goes_on_with_another_number_of_processes(before, after, tmp_path):
     whole = losses("float64", 1, tmp_path / "whole")

@@ -1,5 +1,7 @@
 """Whether learning without labels goes well, seen on images that are not trained on: the same ones each time."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,9 @@ from vitral.inference.probe import Labelled, knn_probe
 from vitral.models.dino import feature_rank, feature_std
 from vitral.tasks.method import Kept, Method
 
+LEAST = 32
+"""Images that show how it goes; where fewer are kept apart, some that are trained on are looked at too."""
+
 
 class Health:
     """Looks at a method on a sample of the images kept apart, and on labelled ones where there are any.
@@ -24,6 +29,8 @@ class Health:
     def __init__(self, data: Data, labelled: Data | None, config: PretrainConfig) -> None:
         self.data, self.config = data, config
         self.watched = _some(_kept_apart(data), config.health_images)
+        if len(self.watched) < LEAST:
+            self.watched = _some(torch.cat([self.watched, data.splits["train"]]), config.health_images)
         if labelled is not None and labelled.kind != "label":
             raise DataError(f"{labelled.name} has no class labels for the k-NN signal; give data that have, or none.")
         self.labelled = labelled or (data if data.kind == "label" else None)
@@ -34,7 +41,7 @@ class Health:
         kept = self._watch(method)
         signals = method.signals(kept)
         signals |= {"feature_rank": feature_rank(kept["features"]), "feature_std": feature_std(kept["features"])}
-        if self.labelled is not None:
+        if self.labelled is not None and len(_kept_apart(self.labelled)):
             signals["knn"] = self._nearest(method, self.labelled)
         return signals, method.trouble(kept)
 
@@ -58,7 +65,8 @@ class Health:
         parts = [(method.backbone.embed(x).float().cpu(), y) for x, _, y in self._batches(method, data, indices)]
         return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
-    def _batches(self, method: Method, data: Data, indices: Tensor):
+    def _batches(self, method: Method, data: Data, indices: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Images as the model takes them, their numbers and their targets."""
         device = next(method.model.parameters()).device
         assert method.backbone.preprocess is not None
         inputs = ImageInputs(method.backbone.preprocess)
@@ -68,8 +76,8 @@ class Health:
 
 
 def _kept_apart(data: Data) -> Tensor:
-    """Images that are not trained on, or if there are none those that are."""
-    return data.splits["val" if "val" in data.splits else "train"]
+    """Images that are not trained on, if there are any."""
+    return data.splits.get("val", torch.empty(0, dtype=torch.long))
 
 
 def _some(indices: Tensor, count: int) -> Tensor:

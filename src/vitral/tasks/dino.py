@@ -134,7 +134,8 @@ class DINO(Method):
         self.inputs = CropInputs(backbone.preprocess, config.dino, backbone.config.patch)
         self.momentum, self.temperature = config.dino.momentum, config.dino.teacher_temperature
         self.masked: Tensor | None = None
-        self.means: list[tuple[Tensor, Tensor | None]] = []
+        self.sums_of: dict[str, list[Tensor]] = {}
+        """What the teacher said in this step, added up for each centre."""
 
     @property
     def backbone(self) -> VisionTransformer:
@@ -154,15 +155,16 @@ class DINO(Method):
         self.temperature = dino.teacher_temperature(
             progress, o.temperature_warmup, o.teacher_temperature, o.teacher_temperature_end
         )
-        self.means = []
+        self.sums_of = {"centre": [], "patch_centre": []}
 
     def forward(self, model: nn.Module, inputs: Crops, targets: Tensor, noise: Noise) -> Distilled:
         """What both say."""
         of_crops = self.inputs.noise(noise)
         self.masked = self._masked(inputs.large, of_crops[0]) if self.options.ibot else None
         out = model(inputs, of_crops, self.masked)
-        hidden = out.hidden_teacher
-        self.means.append((_mean(out.teacher), None if hidden is None or not len(hidden) else _mean(hidden)))
+        for name, logits in (("centre", out.teacher), ("patch_centre", out.hidden_teacher)):
+            if logits is not None:
+                self.sums_of[name].append(_sum_and_count(logits))
         return out
 
     def _masked(self, large: Tensor, noise: Noise) -> Tensor:
@@ -203,12 +205,13 @@ class DINO(Method):
     def after_update(self) -> None:
         """Teacher and centres follow."""
         dino.update_teacher(self.model.teacher, self.model.student, self.momentum)
-        m = self.options.centre_momentum
-        seen, hidden = zip(*self.means, strict=True)
-        self.model.centre = dino.update_centre(self.model.centre, self.mean(_mean(torch.stack(seen)))[None], m)
-        if patches := [mean for mean in hidden if mean is not None]:
-            centre = self.mean(_mean(torch.stack(patches)))[None]
-            self.model.patch_centre = dino.update_centre(self.model.patch_centre, centre, m)
+        for name, sums in self.sums_of.items():
+            if sums:
+                total = self.mean(torch.stack(sums).sum(dim=0))
+                mean = total[None, :-1] / total[-1].clamp(min=1)
+                setattr(
+                    self.model, name, dino.update_centre(getattr(self.model, name), mean, self.options.centre_momentum)
+                )
 
     def watch(self, x: Tensor, samples: Tensor) -> Kept:
         """The teacher's features of whole images, and its answers."""
@@ -228,6 +231,8 @@ class DINO(Method):
         return f"{found.kind} collapse: {found.advice}" if found else super().trouble(kept)
 
 
-def _mean(x: Tensor) -> Tensor:
-    """Over all axes but the last."""
-    return x.float().flatten(0, -2).mean(dim=0)
+def _sum_and_count(logits: Tensor) -> Tensor:
+    """(..., K) -> (K + 1): their sum, and how many there are."""
+    rows = logits.flatten(0, -2)
+    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    return torch.cat([rows.sum(dim=0), rows.new_tensor([len(rows)])])
