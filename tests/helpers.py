@@ -1,5 +1,7 @@
 """What several tests share: random weights that hide nothing, and a measure of difference."""
 
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
@@ -31,3 +33,21 @@ def difference(a: Tensor, b: Tensor) -> float:
 def images(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     """Random pixels."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+@contextmanager
+def stop_after(monkeypatch, module, steps):
+    """Make a run of that module want to stop after so many looks at the signal."""
+    left = [steps]
+
+    @contextmanager
+    def signals():
+        def stop():
+            left[0] -= 1
+            return left[0] <= 0
+
+        yield stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "signals", signals)
+        yield

@@ -228,3 +228,35 @@ def test_repeatable_statistics_do_not_drift():
     x = batch(1).expand(4000, 3, 12, 20)
     mean = augment(x, noise(4000), Augmentation(flip=0.5), P).inputs.mean(0)
     assert np.abs((mean - mean.flip(2)).numpy()).max() < 0.1
+
+
+def test_grey_solarize_and_blur_hit_as_often_as_asked():
+    x = torch.rand(400, 3, 4, 300, generator=torch.Generator().manual_seed(5))  # so long that every blur shows
+    for name, probability in (("grey", 0.3), ("solarize", 0.6), ("blur", 0.5)):
+        y = recolor(x, noise(400), Augmentation(**{name: probability}))
+        changed = (y != x).flatten(1).any(1).float().mean().item()
+        assert abs(changed - probability) < 0.08
+
+
+def test_grey_has_no_colour_and_solarize_turns_the_bright_half():
+    x = torch.rand(5, 3, 12, 20, generator=torch.Generator().manual_seed(5))
+    grey = recolor(x, noise(5), Augmentation(grey=1.0))
+    torch.testing.assert_close(grey[:, 0], grey[:, 2])
+    luma = 0.299 * x[:, 0] + 0.587 * x[:, 1] + 0.114 * x[:, 2]
+    torch.testing.assert_close(grey[:, 1], luma)
+    turned = recolor(x, noise(5), Augmentation(solarize=1.0))
+    torch.testing.assert_close(turned, torch.minimum(x, 1 - x))
+
+
+def test_blur_is_its_formula():
+    """One image, by the width that its numbers give, as a Gaussian written out."""
+    x = torch.rand(3, 3, 40, 60, generator=torch.Generator().manual_seed(5))
+    y = module.blur(x, noise(3), 1.0)
+    for i, sigma in enumerate((noise(3).between("blur", 0.0005, 0.01) * 60).tolist()):
+        k = np.arange(-2, 3)
+        kernel = np.exp(-0.5 * (k / sigma) ** 2)
+        kernel /= kernel.sum()
+        padded = np.pad(x[i].numpy(), ((0, 0), (2, 2), (2, 2)), mode="reflect")
+        rows = sum(w * padded[:, :, 2 + d : 62 + d] for w, d in zip(kernel, k, strict=True))
+        both = sum(w * rows[:, 2 + d : 42 + d] for w, d in zip(kernel, k, strict=True))
+        np.testing.assert_allclose(y[i].numpy(), both, atol=1e-5)

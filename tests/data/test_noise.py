@@ -57,3 +57,10 @@ def test_between():
     assert values.min() >= -2
     assert values.max() < 5
     assert values.mean().item() == pytest.approx(1.5, abs=0.05)
+
+
+def test_parts_of_samples_have_numbers_of_their_own():
+    whole = Noise(0, torch.tensor([3, 8])).parts(5, 0, 5).uniform("a", 2)
+    some = Noise(0, torch.tensor([3, 8])).parts(5, 1, 3)
+    assert torch.equal(some.uniform("a", 2), whole.view(2, 5, 2)[:, 1:3].flatten(0, 1))
+    assert len(whole.unique()) == 20

@@ -5,7 +5,16 @@ from PIL import Image
 
 from vitral.config import Preprocess
 from vitral.data.noise import Noise
-from vitral.data.transforms import decode_size, eval_transform, normalize, random_resized_crop, resized_size
+from vitral.data.transforms import (
+    decode_size,
+    denormalize,
+    eval_transform,
+    normalize,
+    random_resized_crop,
+    random_view,
+    random_views,
+    resized_size,
+)
 
 
 def picture(height, width):
@@ -65,3 +74,16 @@ def test_a_crop_that_fits_nowhere_is_the_largest_in_the_middle():
 def test_decode_size_is_enough_for_the_smallest_crop():
     assert decode_size(Preprocess(img_size=224, crop_pct=0.875)) == (512, 512, True)
     assert decode_size(Preprocess(img_size=100, crop_mode="squash"), 0.25) == (200, 200, False)
+
+
+def test_views_of_many_images_are_those_of_each_by_itself():
+    sizes = [(20, 30), (64, 64), (7, 100), (50, 9)]
+    together = random_views(sizes, Noise(3, torch.arange(4)), (0.05, 0.4), (3 / 4, 4 / 3))
+    for i, size in enumerate(sizes):
+        alone = random_view(size, Noise(3, torch.tensor([i])), (0.05, 0.4), (3 / 4, 4 / 3))
+        assert together[i] == alone
+
+
+def test_denormalize_undoes_normalize():
+    x = torch.randint(0, 256, (2, 3, 4, 5), dtype=torch.uint8)
+    assert torch.equal(denormalize(normalize(x, Preprocess()), Preprocess()), x)

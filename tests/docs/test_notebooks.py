@@ -16,6 +16,7 @@ EXPECTED = {
         5,
         ("sum to 1.0000", "written: Ti amo molto <EOS>", "Molte grazie", "[7] words, the decoder [1, 1, 1, 1]"),
     ),
+    "dino_attention": (7, ("large crops (4, 2, 1, 24, 24)", "rows sum to 1.0000 .. 1.0000", "k-NN by trained")),
 }
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.py"))
 

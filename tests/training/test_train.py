@@ -2,7 +2,6 @@
 
 import json
 import math
-from contextlib import contextmanager
 from itertools import count
 from types import SimpleNamespace
 
@@ -12,6 +11,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import vitral
+from helpers import stop_after
 from vitral.cli.main import main
 from vitral.errors import CheckpointError, ConfigError, DataError, TrainingError, UnknownNameError
 from vitral.training import session
@@ -84,29 +84,11 @@ def test_the_same_seed_gives_the_same_weights_and_another_does_not(finished, tmp
     assert not same(weights(other.path), weights(finished.path))
 
 
-@contextmanager
-def stop_after(monkeypatch, steps):
-    """Make the run want to stop after so many looks at the signal."""
-    left = [steps]
-
-    @contextmanager
-    def signals():
-        def stop():
-            left[0] -= 1
-            return left[0] <= 0
-
-        yield stop
-
-    with monkeypatch.context() as patch:
-        patch.setattr(session, "signals", signals)
-        yield
-
-
 @pytest.mark.parametrize("steps", [1, 7, 10, 14])
 def test_a_stopped_run_goes_on_to_the_same_bits(finished, tmp_path, monkeypatch, steps):
     """At the first step, in mid-epoch, between epochs."""
     out = tmp_path / "run"
-    with stop_after(monkeypatch, steps), pytest.raises(KeyboardInterrupt):
+    with stop_after(monkeypatch, session, steps), pytest.raises(KeyboardInterrupt):
         vitral.train("digits", out=out, **QUICK)
     assert not (out / "model.safetensors").exists()
     run = vitral.train("digits", out=out, resume=True, **QUICK)
@@ -120,7 +102,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(finished, tmp_path, monkeypatch,
 )
 def test_variants_also_resume_to_the_same_bits(tmp_path, monkeypatch, options):
     whole = vitral.train("digits", out=tmp_path / "whole", **QUICK, **options)
-    with stop_after(monkeypatch, 8), pytest.raises(KeyboardInterrupt):
+    with stop_after(monkeypatch, session, 8), pytest.raises(KeyboardInterrupt):
         vitral.train("digits", out=tmp_path / "run", **QUICK, **options)
     run = vitral.train("digits", out=tmp_path / "run", resume=True, **QUICK, **options)
     assert same(weights(run.path), weights(whole.path))
@@ -135,7 +117,7 @@ def test_accumulation_gives_nearly_the_same_model(finished, tmp_path):
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(finished, tmp_path, monkeypatch, capsys):
     out = tmp_path / "run"
-    with stop_after(monkeypatch, 8), pytest.raises(KeyboardInterrupt):
+    with stop_after(monkeypatch, session, 8), pytest.raises(KeyboardInterrupt):
         vitral.train("digits", out=out, **QUICK)
     newest = max((out / "checkpoints").iterdir())
     (newest / "model.safetensors").write_bytes(b"broken")

@@ -27,7 +27,7 @@ class Options:
 
     Examples: vitral pretrain photos/ --out runs/dino; vitral pretrain photos/ --method mae --epochs 200;
     vitral pretrain unlabelled/ --labelled photos/ --out runs/dino;
-    vitral pretrain photos/ --model dinov2.safetensors --lr 1e-4 --epochs 10;
+    vitral pretrain photos/ --model dinov2.safetensors --optimizer adamw --lr 1e-4 --epochs 10;
     vitral train photos/ --model runs/dino --preset full
     """
 

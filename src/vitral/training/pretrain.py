@@ -33,9 +33,11 @@ SIGNALS = ("knn", "teacher_entropy", "feature_rank", "feature_std")
 def make_method(config: PretrainConfig, in_chans: int, who: Processes) -> Method:
     """The method with the model that it trains."""
     torch.manual_seed(config.seed)  # of the heads
-    vit = make_vit(config, in_chans, num_classes=0)
     given = starts_from_weights(config)
-    return DINO(vit, config, given, who.mean) if config.method == "dino" else MAE(vit, config, given)
+    if config.method == "dino":
+        return DINO(make_vit(config, in_chans, num_classes=0), config, given, who.mean)
+    # No part of MAE's loss reads [CLS]: what it learns is in the patches.
+    return MAE(make_vit(config, in_chans, num_classes=0, global_pool="mean"), config, given)
 
 
 def pretrain_model(
@@ -84,6 +86,11 @@ def pretrain_model(
             if not who.first:
                 return Run(out, {}, data, wrote=False)
             metrics = {"val": validate(-1)}
+            if state.step % loader.steps_per_epoch:  # the clock ended it between evaluations
+                epoch = state.step / loader.steps_per_epoch
+                log.line(
+                    {"split": "val", "step": state.step, "epoch": epoch, **metrics["val"], "seconds": state.seconds}
+                )
             save_tensors(out / WEIGHTS, method.backbone.state_dict())
             write_atomically(out / CONFIG, config_document({**describe, "metrics": metrics, "trouble": told[0]}))
             write_atomically(out / "README.md", pretrained_card(describe, metrics["val"]).encode())

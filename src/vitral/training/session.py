@@ -160,12 +160,12 @@ def starts_from_weights(config: LoopConfig) -> bool:
     return config.model not in MODELS and is_source(config.model)
 
 
-def make_vit(config: LoopConfig, in_chans: int, num_classes: int) -> VisionTransformer:
-    """The ViT that is asked for, fresh or from weights."""
+def make_vit(config: LoopConfig, in_chans: int, num_classes: int, **fresh: Any) -> VisionTransformer:
+    """The ViT that is asked for, from weights or, with options of its own, fresh."""
     options: dict[str, Any] = {"in_chans": in_chans, "num_classes": num_classes}
     options |= {name: value for name in ("img_size", "patch_size") if (value := getattr(config, name)) is not None}
     if not starts_from_weights(config):
-        return create_model(config.model, seed=config.seed, drop_path_rate=config.drop_path_rate, **options)
+        return create_model(config.model, seed=config.seed, drop_path_rate=config.drop_path_rate, **options, **fresh)
     return with_stochastic_depth(load_backbone(config.model, **options), config.drop_path_rate)
 
 

@@ -96,16 +96,23 @@ def open_data(
 
 
 def open_images(source: str | Path, image_column: str | None = None) -> Data:
-    """Open images to learn from without labels: whatever `open_data` opens, or a folder with images anywhere in it."""
+    """Open images to learn from without labels: whatever `open_data` opens, or a folder with images anywhere in it.
+
+    Folders in it are classes only if no image lies beside them.
+    """
     path = Path(source)
+    files = list_images(path)
     try:
-        return open_data(source, image_column)
+        data = open_data(source, image_column)
     except DataError:
-        files = list_images(path)
         if not files:
             raise
-        every = torch.arange(len(files))
-        return Data(path.name, ImageFiles(files), torch.zeros(len(files), 0), [], {"train": every}, kind="none")
+        data = None
+    loose = any(file.parent == path for file in files)
+    if data is not None and not (loose and data.kind == "label" and isinstance(data.inputs, ImageFiles)):
+        return data
+    every = torch.arange(len(files))
+    return Data(path.name, ImageFiles(files), torch.zeros(len(files), 0), [], {"train": every}, kind="none")
 
 
 def _open_file(
