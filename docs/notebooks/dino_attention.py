@@ -321,6 +321,6 @@ folder.cleanup()
 
 # %% [markdown]
 # The model has learnt something about digits that nobody told it: more of its neighbours are of one class than those of
-# a fresh model. Ten rows of pictures hardly show it, 500 images do. And a minute is a minute: the plain pixels, compared
-# as they are, still do far better. Whoever gives a k-NN accuracy without that line gives half of it. To know *where*
+# a fresh model. Ten rows of pictures hardly show it, 500 images do. And a minute is a minute: the plain pixels,
+# compared as they are, still do far better. Whoever gives a k-NN accuracy without that line gives half of it. *Where*
 # something is was learnt sooner than *what* it is; for that it takes more images and more time: docs/pretrain.md.

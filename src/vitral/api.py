@@ -8,7 +8,7 @@ from vitral.config import PretrainConfig, ProbeKind, Probing, TrainConfig, Writi
 from vitral.data.sources.base import Data
 from vitral.data.sources.open import open_data, open_images
 from vitral.inference.evaluate import evaluate_run, probe_source
-from vitral.inference.health import Health
+from vitral.inference.health import QUERIES, Health
 from vitral.models.vit import VisionTransformer
 from vitral.recipes import list_recipes, read_preset, read_recipe
 from vitral.reporting.html import write_report
@@ -115,7 +115,7 @@ def pretrain_and_report(
 ) -> Run:
     """Learning without labels, watched, then the report."""
     data = data.with_splits(config.val_fraction, 0.0, seed=0)
-    health = Health(data, labelled and labelled.with_splits(config.val_fraction, 0.0, seed=0), config)
+    health = Health(data, labelled and labelled.with_splits(QUERIES, 0.0, seed=0), config)
 
     def look(method: Method, epoch: int) -> tuple[dict[str, float], str]:
         if epoch % config.picture_every == 0 or epoch < 2:  # also the last, which is -1

@@ -9,6 +9,7 @@ import tyro
 
 from vitral.cli.output import command_line, print_json
 from vitral.config import PretrainConfig
+from vitral.errors import ConfigError
 
 if TYPE_CHECKING:
     from vitral.data.sources.base import Data
@@ -56,14 +57,20 @@ def defaults(options: Options) -> Options:
     from vitral.weights.rundir import is_run, read_run_config
 
     data = _opened(options.data, options.image_column)
-    if options.resume and options.out and is_run(Path(options.out)):
-        document = read_run_config(Path(options.out)).document
+    if options.resume and is_run(place := _place(options, data)):
+        document = read_run_config(place).document
         return Options(data=options.data, pretrain=PretrainConfig.from_dict(document["train"]))
     given: dict[str, Any] = read_config_file(Path(options.config)) if options.config else {}
     asked = options.pretrain.method
     if asked != PretrainConfig().method:
+        if given.get("method", asked) != asked:
+            raise ConfigError(f"{options.config} is for --method {given['method']}, not for {asked}; leave one out.")
         given = given | {"method": asked}
     return Options(data=options.data, pretrain=resolve_pretraining(data, given))
+
+
+def _place(options: Options, data: "Data") -> Path:
+    return Path(options.out or f"runs/{data.name}-{options.pretrain.method}")
 
 
 @cache
@@ -80,7 +87,7 @@ def run(options: Options) -> None:
 
     data = _opened(options.data, options.image_column)
     labelled = open_data(options.labelled) if options.labelled else None
-    out = Path(options.out or f"runs/{data.name}-{options.pretrain.method}")
+    out = _place(options, data)
     made = pretrain_and_report(
         data, labelled, options.pretrain, out, resume=options.resume, quiet=options.json, command=command_line()
     )

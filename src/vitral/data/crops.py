@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from vitral.config import Augmentation, DINOOptions, Preprocess, pair
+from vitral.config import Augmentation, DINOOptions, Preprocess, check_divides, pair
 from vitral.data.augment import Mixed, augment
 from vitral.data.inputs import RATIO, Batch, Feed, ImageFeed, ImageInputs
 from vitral.data.noise import Noise
@@ -39,6 +39,9 @@ class CropInputs(ImageInputs):
     def __init__(self, preprocess: Preprocess, options: DINOOptions, patch: tuple[int, int]) -> None:
         super().__init__(replace(preprocess, img_size=options.global_size or preprocess.img_size))
         self.options = options
+        for name, size in (("global_size", options.global_size), ("local_size", options.local_size)):
+            for side, P in zip(pair(size), patch, strict=True) if size is not None else ():
+                check_divides(side, P, f"dino.{name}")
         self.small = replace(preprocess, img_size=local_size(pair(self.preprocess.img_size), options, patch))
         sizes = ["x".join(map(str, pair(p.img_size))) for p in (self.preprocess, self.small)]
         self.size = f"{LARGE} crops of {sizes[0]}" + f" and {options.local_crops} of {sizes[1]}" * bool(self.count)

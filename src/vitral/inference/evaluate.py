@@ -21,6 +21,7 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Metrics of a run on a split of the data: the test part, or else validation, or else everything."""
     predictor = Predictor(source, writing=writing)
+    predictor.require_classes()
     split = split or next((part for part in ("test", "val") if part in data.splits), "train")
     if split not in data.splits:
         raise DataError(f"{data.name} has no split {split!r}; it has {', '.join(data.splits)}.")
@@ -118,9 +119,12 @@ def _few_shot_rows(kind: ProbeKind, parts: dict[str, Labelled], probing: Probing
     rows = {fraction: {"fraction": fraction, "labels": 0, "accuracies": []} for fraction in FEW}
     for fraction, draw in progress(list(product(FEW, range(probing.draws))), "few labels", len(FEW) * probing.draws):
         few = {part: share(part, fraction, draw) for part in parts if part != "test"}
+        if not all(len(labels) for _, labels in few.values()):
+            continue  # a class of one has none to give
         rows[fraction]["accuracies"].append(_fit(kind, few | {"test": parts["test"]}, probing, seed)["accuracy"])
         rows[fraction]["labels"] = sum(len(labels) for _, labels in few.values())
     return [
         row | {"accuracy": mean(a := row["accuracies"]), "spread": stdev(a) if len(a) > 1 else 0.0}
         for row in rows.values()
+        if row["accuracies"]
     ]

@@ -15,6 +15,8 @@ from vitral.inference.probe import Labelled, knn_probe
 from vitral.models.dino import feature_rank, feature_std
 from vitral.tasks.method import Kept, Method
 
+QUERIES = 0.5
+"""Share of labelled images, given for the k-NN signal alone, whose neighbours are looked for among the others."""
 LEAST = 32
 """Images that show how it goes; where fewer are kept apart, some that are trained on are looked at too."""
 

@@ -100,13 +100,20 @@ class Predictor:
                 raise self._unreadable(answer.error)
         return answers
 
+    def require_classes(self) -> None:
+        """Raise for a ViT without a head, which has features alone."""
+        if isinstance(self.model, VisionTransformer) and not self.model.config.num_classes:
+            raise InputError(
+                "this model has no classes to answer with: train a head (vitral train DATA --model), or probe its "
+                "features (vitral eval RUN DATA --probe knn)."
+            )
+
     def _unreadable(self, error: str) -> VitralError:
         return ImageError(error) if self.inputs.what == "image" else InputError(error)
 
     def stream(self, inputs: Iterable[ImageLike], top_k: int = 5) -> Iterator[Answer]:
         """Answers one by one, in order, for any number of inputs; one that cannot be read answers with an error."""
-        if isinstance(self.model, VisionTransformer) and not self.model.config.num_classes:
-            raise InputError("this model has no classes to answer with: train a head, vitral train DATA --model.")
+        self.require_classes()
         for frames, read, errors in self._batches(inputs):
             answers: Iterator[Answer] = iter(())
             if read:

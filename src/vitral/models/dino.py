@@ -184,13 +184,13 @@ class Collapse(NamedTuple):
 
 UNIFORM = Collapse(
     "uniform",
-    "the teacher gives every image the same even answer: sharpen it with a lower teacher temperature (0.04) or a "
-    "longer warm-up of it, or let the centre follow more slowly (a momentum nearer 1).",
+    "the teacher gives every image the same even answer: sharpen it (a lower --dino.teacher-temperature-end, a longer "
+    "--dino.temperature-warmup), or let the centre follow more slowly (--dino.centre-momentum 0.99).",
 )
 ONE_POINT = Collapse(
     "one-point",
-    "the teacher gives every image the same few prototypes: let the centre follow faster (a momentum of 0.9 or less), "
-    "raise the teacher temperature, or lower the learning rate and freeze the last layer for longer.",
+    "the teacher gives every image the same few prototypes: let the centre follow faster (--dino.centre-momentum 0.8), "
+    "raise --dino.teacher-temperature, lower the learning rate, or raise --dino.freeze-last-epochs.",
 )
 LEAST_INFORMATION = 0.01
 """Of the most that n answers could tell; a teacher that tells less has collapsed."""

@@ -197,7 +197,7 @@ class DINO(Method):
     def before_update(self, epoch: float) -> None:
         """The last layer rests in the first epochs."""
         super().before_update(epoch)
-        if epoch < self.options.freeze_last_epochs:
+        if self.rests(epoch, self.options.freeze_last_epochs):
             heads = [self.model.student.head, self.model.student.patch_head]
             for head in filter(None, heads):
                 drop_gradients(head.last_layer)

@@ -21,6 +21,10 @@ SAME = 0.01
 """Deviation of features, of 1 if they are spread evenly, below which all images look the same to a model."""
 
 
+LONGEST_REST = 0.25
+"""Share of a run that is ended by the clock, after which everything learns."""
+
+
 class Method(Objective):
     """One way to learn without labels."""
 
@@ -35,6 +39,7 @@ class Method(Objective):
 
     def __init__(self, backbone: VisionTransformer, config: PretrainConfig, heads_warm_up: bool) -> None:
         self.config, self.heads_warm_up = config, heads_warm_up
+        self.progress = 0.0
 
     @property
     @abstractmethod
@@ -66,6 +71,7 @@ class Method(Objective):
 
     def before_step(self, progress: float, epoch: float, optimizers: Sequence[Optimizer]) -> None:
         """Let the decay of weights follow its schedule."""
+        self.progress = progress
         end = self.config.weight_decay_end
         if end is not None:
             now = weight_decay(progress, self.config.weight_decay, end)
@@ -74,8 +80,12 @@ class Method(Objective):
 
     def before_update(self, epoch: float) -> None:
         """Let the backbone rest while new heads learn beside it."""
-        if self.heads_warm_up and epoch < self.config.head_warmup_epochs:
+        if self.heads_warm_up and self.rests(epoch, self.config.head_warmup_epochs):
             drop_gradients(self.learner)
+
+    def rests(self, epoch: float, epochs: float) -> bool:
+        """Whether it is the time of what waits for the first epochs; the clock may end a run before they are over."""
+        return epoch < epochs and (self.config.max_minutes is None or self.progress < LONGEST_REST)
 
 
 def drop_gradients(module: nn.Module) -> None:

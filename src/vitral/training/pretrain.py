@@ -66,13 +66,15 @@ def pretrain_model(
             describe = _description(data, config, method, command)
             if who.first and not resume:
                 write_atomically(out / CONFIG, config_document(describe))
-            told = [""]
+            last, said = [""], set[str]()
 
             def validate(epoch: int) -> dict[str, float]:
                 seen, trouble = look(method, epoch)
-                if trouble and trouble != told[0]:
+                stays = trouble == last[0] or epoch < 0  # once may pass by itself
+                if trouble and stays and trouble not in said:
                     log.warn(trouble)
-                told[0] = trouble
+                    said.add(trouble)
+                last[0] = trouble
                 return {**seen, "collapsed": float(bool(trouble))}
 
             def save(state: Checkpoint) -> None:
@@ -92,7 +94,7 @@ def pretrain_model(
                     {"split": "val", "step": state.step, "epoch": epoch, **metrics["val"], "seconds": state.seconds}
                 )
             save_tensors(out / WEIGHTS, method.backbone.state_dict())
-            write_atomically(out / CONFIG, config_document({**describe, "metrics": metrics, "trouble": told[0]}))
+            write_atomically(out / CONFIG, config_document({**describe, "metrics": metrics, "trouble": last[0]}))
             write_atomically(out / "README.md", pretrained_card(describe, metrics["val"]).encode())
             return Run(out, metrics, data)
 
