@@ -119,3 +119,18 @@ def test_a_batch_larger_than_the_data_becomes_the_data():
     assert loader(array_data(5), batch=100).steps_per_epoch == 1
     with pytest.raises(DataError, match="1 training images are too few for 2 processes"):
         loader(array_data(1), world=2)
+
+
+def test_a_last_batch_without_a_readable_image_stops_no_evaluation(tmp_path):
+    for i in range(4):
+        Image.new("RGB", (8, 8), (50 * i, 0, 0)).save(tmp_path / f"{i}.png")
+    (tmp_path / "4.png").write_bytes(b"no image")
+    files = ImageFiles(sorted(tmp_path.iterdir()))
+    data = Data("some", files, torch.arange(5), [str(i) for i in range(5)], {"train": torch.arange(5)})
+    inputs = ImageInputs(Preprocess(img_size=8))
+    batches = list(eval_batches(data, torch.arange(5), inputs, 2, False, 0))
+    assert [batch.samples.tolist() for batch in batches] == [[0, 1], [2, 3]]
+    with pytest.raises(DataError, match="none of the 1 images can be read; vitral check says why"):
+        list(eval_batches(data, torch.tensor([4]), inputs, 2, False, 0))
+    with pytest.raises(ImageError):
+        list(eval_batches(data, torch.arange(5), inputs, 2, True, 0))

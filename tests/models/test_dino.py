@@ -337,7 +337,7 @@ def test_both_collapses_are_told_apart():
     assert "centre follow faster" in advice
     kind, advice = collapse(answers(same, same.mean(0)))
     assert kind == "uniform"
-    assert "lower teacher temperature" in advice
+    assert "a lower --dino.teacher-temperature-end" in advice
 
 
 @pytest.mark.parametrize("spread", [0.02, 0.1, 1.0])

@@ -81,5 +81,26 @@ def eval_batches(
     lengths = data.lengths()
     if lengths is not None:
         indices = indices[lengths[indices].argsort(stable=True)]
-    feed = inputs.feed(data, targets or Values(data.targets), 1.0, 0, strict)
-    return _load(feed, [(part, part) for part in indices.split(batch_size)], workers)
+    feed = _Lenient(inputs.feed(data, targets or Values(data.targets), 1.0, 0, strict))
+    batches = _load(feed, [(part, part) for part in indices.split(batch_size)], workers)
+    some = False
+    for batch in batches:
+        if len(batch.samples):
+            some = True
+            yield batch
+    if len(indices) and not some:
+        raise DataError(f"none of the {len(indices):,} {data.what} can be read; vitral check says why.")
+
+
+class _Lenient(Feed):
+    """A feed that may have nothing to give: a few images at the end, none of which can be read, stop no evaluation."""
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed = feed
+
+    def __getitem__(self, batch: tuple[Tensor, Tensor]) -> Batch:
+        try:
+            return self.feed[batch]
+        except DataError as error:
+            nothing = torch.empty(0, dtype=torch.long)
+            return Batch(nothing, nothing, nothing, [str(error)])
