@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import vitral
 from helpers import redraw, stop_after
 from vitral.cli.main import main
-from vitral.config import Augmentation, DINOOptions, PretrainConfig
+from vitral.config import Augmentation, DINOOptions, PretrainConfig, TrainConfig
 from vitral.data.crops import CropInputs, Crops
 from vitral.data.loader import TrainLoader
 from vitral.data.noise import Noise
@@ -24,6 +24,7 @@ from vitral.data.targets import Values
 from vitral.errors import CheckpointError, ConfigError, DataError, InputError
 from vitral.models import dino
 from vitral.models.zoo import create_model
+from vitral.recipes import list_recipes, read_recipe
 from vitral.tasks.dino import DINO
 from vitral.tasks.mae import MAE
 from vitral.training import pretrain as session
@@ -512,3 +513,9 @@ class TestRun:
     def test_mae_reads_patches_and_dino_what_the_model_reads(self, finished):
         pools = {name: made_of(run)["model"]["global_pool"] for name, run in finished.items()}
         assert pools == {"dino": "cls", "ibot": "cls", "mae": "mean"}
+
+
+def test_every_recipe_can_be_used():
+    for name in list_recipes():
+        kind = PretrainConfig if name.endswith(("-dino", "-mae")) else TrainConfig
+        assert kind.from_dict(read_recipe(name)).epochs > 0
