@@ -21,7 +21,14 @@ EXPECTED = {
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.py"))
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+LONG = {"dino_attention"}
+"""Those that train for minutes."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.slow if path.stem in LONG else (), id=path.stem) for path in NOTEBOOKS],
+)
 def test_a_notebook_runs_as_a_script_and_draws_what_it_says(path, tmp_path):
     done = subprocess.run(
         [sys.executable, path],
@@ -46,6 +53,6 @@ def test_a_notebook_runs_as_a_script_and_draws_what_it_says(path, tmp_path):
 def test_a_notebook_runs_as_a_notebook(path, tmp_path):
     notebook = jupytext.read(path)
     assert sum(cell.cell_type == "code" for cell in notebook.cells) > 6
-    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(notebook, timeout=1800, resources={"metadata": {"path": str(tmp_path)}}).execute()
     pictures = [o for c in notebook.cells for o in c.get("outputs", []) if "image/png" in o.get("data", {})]
     assert len(pictures) == EXPECTED[path.stem][0]

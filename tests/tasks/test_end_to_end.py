@@ -184,9 +184,13 @@ def test_a_detector_can_look_through_a_resnet(tmp_path):
         vitral.train(data, out=tmp_path / "x", task="segment", **(SMALL | {"model": "resnet18"}))
 
 
-def test_training_cannot_start_from_a_segmenter(runs, tmp_path):
-    with pytest.raises(vitral.VitralError, match="starts from a plain ViT"):
-        vitral.train("digits", out=tmp_path / "x", model=str(runs["segment"][0].path), epochs=1)
+def test_training_starts_from_the_vit_inside_a_segmenter(runs, tmp_path):
+    still = {"epochs": 1, "lr": 0.0, "muon_lr": 0.0, "quiet": True}
+    made = vitral.train("digits", out=tmp_path / "x", model=str(runs["segment"][0].path), **still)
+    before = vitral.load_model(runs["segment"][0].path).backbone.state_dict()
+    after = vitral.load_model(made.path).state_dict()
+    assert torch.equal(after["blocks.0.attn.qkv.weight"], before["blocks.0.attn.qkv.weight"])
+    assert after["head.weight"].shape[0] == 10
 
 
 def test_flags_may_come_first_or_with_an_equals_sign(tmp_path, capsys):
