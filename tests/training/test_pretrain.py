@@ -356,6 +356,9 @@ class TestHealth:
         assert "knn" not in made.metrics["val"]
         made = vitral.pretrain(bare, out=tmp_path / "b", labelled="digits", **options)
         assert made.metrics["val"]["knn"] > 0.15  # chance is 0.1
+        colour = replace(load_digits(), mode="rgb")  # labelled images of other channels
+        made = vitral.pretrain(bare, out=tmp_path / "d", labelled=colour, **options)
+        assert made.metrics["val"]["knn"] > 0.15
         with pytest.raises(DataError, match="has no class labels for the k-NN signal"):
             vitral.pretrain(bare, out=tmp_path / "c", labelled=bare, **options)
 
@@ -467,7 +470,7 @@ class TestRun:
             place.mkdir(parents=True, exist_ok=True)
             noise = np.random.default_rng(i).integers(0, 255, (20 + i, 30, 3), dtype=np.uint8)
             Image.fromarray(noise).save(place / f"{i}.png")
-        (tmp_path / "photos" / "broken.png").write_bytes(b"no image")
+        (tmp_path / "photos" / "0broken.png").write_bytes(b"no image")
         made = vitral.pretrain(
             tmp_path / "photos", out=tmp_path / "run", **(QUICK | METHODS["dino"] | {"epochs": 1, "batch_size": 8})
         )

@@ -40,6 +40,10 @@ class Batch:
     unreadable: list[str]
 
 
+class UnreadableBatchError(DataError):
+    """No image of a batch can be read."""
+
+
 class Feed(ABC, Dataset):
     """Reads batches of a data set by their numbers; runs in a worker process where there are any."""
 
@@ -178,7 +182,9 @@ class ImageFeed(Feed):
                     raise
                 unreadable.append(str(error))
         if not read:
-            raise DataError(f"none of the {len(indices)} images of a batch can be read; the first: {unreadable[0]}")
+            raise UnreadableBatchError(
+                f"none of the {len(indices)} images of a batch can be read; the first: {unreadable[0]}"
+            )
         return list(read.values()), torch.tensor(list(read)), unreadable
 
     def _to_size(self, x: Tensor, sample: Tensor) -> tuple[Tensor, View]:

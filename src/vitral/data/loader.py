@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from vitral.config import Augmentation
-from vitral.data.inputs import Batch, Feed, Inputs
+from vitral.data.inputs import Batch, Feed, Inputs, UnreadableBatchError
 from vitral.data.sources.base import Data
 from vitral.data.targets import Targets, Values
 from vitral.data.text import bucketed
@@ -101,6 +101,6 @@ class _Lenient(Feed):
     def __getitem__(self, batch: tuple[Tensor, Tensor]) -> Batch:
         try:
             return self.feed[batch]
-        except DataError as error:
+        except UnreadableBatchError as error:
             nothing = torch.empty(0, dtype=torch.long)
             return Batch(nothing, nothing, nothing, [str(error)])

@@ -1,6 +1,8 @@
 """Whether learning without labels goes well, seen on images that are not trained on: the same ones each time."""
 
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,7 +12,7 @@ from vitral.data.inputs import ImageInputs
 from vitral.data.loader import eval_batches
 from vitral.data.sources.base import Data
 from vitral.data.targets import Values
-from vitral.errors import DataError
+from vitral.errors import DataError, ImageError
 from vitral.inference.probe import Labelled, knn_probe
 from vitral.models.dino import feature_rank, feature_std
 from vitral.tasks.method import Kept, Method
@@ -48,8 +50,14 @@ class Health:
         return signals, method.trouble(kept)
 
     def examples(self, count: int) -> list[Tensor]:
-        """Some of the images, as uint8 (C, H, W)."""
-        return [self.data.images.read(index, self.data.mode) for index in self.watched[:count].tolist()]
+        """Some of the images that can be read, as uint8 (C, H, W)."""
+        found: list[Tensor] = []
+        for index in self.watched.tolist():
+            with suppress(ImageError):
+                found.append(self.data.images.read(index, self.data.mode))
+            if len(found) == count:
+                break
+        return found
 
     def _watch(self, method: Method) -> Kept:
         parts: dict[str, list[Tensor]] = {}
@@ -72,6 +80,7 @@ class Health:
         device = next(method.model.parameters()).device
         assert method.backbone.preprocess is not None
         inputs = ImageInputs(method.backbone.preprocess)
+        data = replace(data, mode=inputs.mode)  # labelled images may have other channels
         targets = Values(data.targets if data.kind == "label" else torch.zeros(len(data.inputs), 0))
         for batch in eval_batches(data, indices, inputs, self.config.batch_size, False, 0, targets):
             yield inputs.normal(batch.inputs.to(device)), batch.samples, batch.targets

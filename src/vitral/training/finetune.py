@@ -31,7 +31,7 @@ def choose_trained(model: nn.Module, config: TrainConfig) -> None:
 
 def require_weights(model: str, what: str) -> None:
     """Raise unless `model` names weights, where `what` makes no sense without them."""
-    if model in MODELS or not is_source(model):
+    if not is_source(model):
         wrong = "is a model with fresh weights" if model in MODELS else "is not there"
         raise ConfigError(
             f"{what} needs weights to start from, and --model {model} {wrong}; give a run, a file or hf-hub:owner/name."

@@ -20,8 +20,9 @@ from vitral.training.distributed import Processes, processes
 from vitral.training.log import RunLog
 from vitral.training.loop import Hooks, fit
 from vitral.training.precision import resolve_device, resolve_precision
-from vitral.training.session import Run, make_vit, open_run, provenance, signals, starts_from_weights
+from vitral.training.session import Run, make_vit, open_run, provenance, signals
 from vitral.weights.atomic import save_tensors, write_atomically
+from vitral.weights.load import is_source
 from vitral.weights.rundir import CONFIG, PRETRAIN, WEIGHTS, architecture_of, config_document
 
 Look = Callable[[Method, int], tuple[dict[str, float], str]]
@@ -33,7 +34,7 @@ SIGNALS = ("knn", "teacher_entropy", "feature_rank", "feature_std")
 def make_method(config: PretrainConfig, in_chans: int, who: Processes) -> Method:
     """The method with the model that it trains."""
     torch.manual_seed(config.seed)  # of the heads
-    given = starts_from_weights(config)
+    given = is_source(config.model)
     if config.method == "dino":
         return DINO(make_vit(config, in_chans, num_classes=0), config, given, who.mean)
     # No part of MAE's loss reads [CLS]: what it learns is in the patches.

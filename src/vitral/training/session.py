@@ -27,7 +27,7 @@ from vitral.models.init import init_weights
 from vitral.models.lora import merge_lora
 from vitral.models.seq2seq import TextEncoder
 from vitral.models.vit import VisionTransformer
-from vitral.models.zoo import MODELS, create_model
+from vitral.models.zoo import create_model
 from vitral.tasks.base import Found, Task
 from vitral.tasks.open import make_inputs, make_task
 from vitral.training.card import model_card
@@ -155,16 +155,11 @@ def _make_model(data: Data, config: TrainConfig, task: Task, texts: TextInputs |
     return model.to(device)
 
 
-def starts_from_weights(config: LoopConfig) -> bool:
-    """Whether the model is a source of weights rather than a name of the zoo."""
-    return config.model not in MODELS and is_source(config.model)
-
-
 def make_vit(config: LoopConfig, in_chans: int, num_classes: int, **fresh: Any) -> VisionTransformer:
     """The ViT that is asked for, from weights or, with options of its own, fresh."""
     options: dict[str, Any] = {"in_chans": in_chans, "num_classes": num_classes}
     options |= {name: value for name in ("img_size", "patch_size") if (value := getattr(config, name)) is not None}
-    if not starts_from_weights(config):
+    if not is_source(config.model):
         return create_model(config.model, seed=config.seed, drop_path_rate=config.drop_path_rate, **options, **fresh)
     return with_stochastic_depth(load_backbone(config.model, **options), config.drop_path_rate)
 

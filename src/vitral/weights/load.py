@@ -16,6 +16,7 @@ from vitral.errors import CheckpointError, ConfigError
 from vitral.models.detector import Detector
 from vitral.models.init import blank, init_weights
 from vitral.models.vit import VisionTransformer
+from vitral.models.zoo import MODELS
 from vitral.nn.positions import resize_positions
 from vitral.weights.adapt import adapt_channels, resize_patches
 from vitral.weights.detect import Detected, detect, is_detector
@@ -107,7 +108,7 @@ def load_backbone(source: str, **asked: Any) -> VisionTransformer:
 
 def is_source(name: str) -> bool:
     """Whether a word names weights rather than an architecture: a path that is there, or one of the hub."""
-    return name.startswith(HUB) or Path(name).exists()
+    return name not in MODELS and (name.startswith(HUB) or Path(name).exists())
 
 
 def with_stochastic_depth(model: VisionTransformer, rate: float) -> VisionTransformer:
