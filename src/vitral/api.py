@@ -9,7 +9,7 @@ from vitral.data.sources.base import Data
 from vitral.data.sources.open import open_data, open_images
 from vitral.inference.evaluate import evaluate_run, probe_source
 from vitral.inference.health import QUERIES, Health
-from vitral.models.vit import VisionTransformer
+from vitral.models.backbone import Backbone
 from vitral.recipes import list_recipes, read_preset, read_recipe
 from vitral.reporting.html import write_report
 from vitral.reporting.pretrain import PICTURES, draw_progress, write_pretraining_report
@@ -140,7 +140,7 @@ def evaluate(
 
 
 def probe(
-    source: str | Path | VisionTransformer,
+    source: str | Path | Backbone,
     data: str | Path | Data,
     kind: ProbeKind = "knn",
     *,

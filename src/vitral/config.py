@@ -102,9 +102,9 @@ class Options:
             value: Any = getattr(self, name)
             if kind is bool and not isinstance(value, bool):
                 raise ConfigError(f"{name} must be True or False, got {value!r}.")
-            group = _options_class(kind)
-            if group and type(value) is not group and not (value is None and kind is not group):
-                raise ConfigError(f"{name} must be a {group.__name__}(...), got {value!r}.")
+            groups = _options_classes(kind)
+            if groups and type(value) not in groups and not (value is None and type(None) in get_args(kind)):
+                raise ConfigError(f"{name} must be a {' or '.join(g.__name__ for g in groups)}(...), got {value!r}.")
             if get_origin(kind) is Literal and value not in get_args(kind):
                 ours = _TIMM_WORDS.get(str(value))
                 hint = f"; timm's {value!r} is {ours!r} here" if ours else ""
@@ -127,17 +127,18 @@ class Options:
         object.__setattr__(self, name, pair(getattr(self, name), name))
 
 
-def _options_class(kind: Any) -> type[Options] | None:
-    """The group of options that a field of type `X` or `X | None` holds, if X is one."""
+def _options_classes(kind: Any) -> list[type[Options]]:
+    """The groups of options that a field of type `X`, `X | Y` or `X | None` may hold."""
     kinds = (kind, *get_args(kind))
-    return next((each for each in kinds if isinstance(each, type) and issubclass(each, Options)), None)
+    return [each for each in kinds if isinstance(each, type) and issubclass(each, Options)]
 
 
 def _plain_to_option(kind: Any, value: Any) -> Any:
-    """Turn what JSON gives back (lists, dictionaries) into what the field holds."""
-    group = _options_class(kind)
-    if isinstance(value, Mapping) and group:
-        return group.from_dict(value)
+    """Turn what JSON gives back (lists, dictionaries) into what the field holds: the group that knows every key."""
+    groups = _options_classes(kind)
+    if isinstance(value, Mapping) and groups:
+        knows = (group for group in groups if set(value) <= set(get_type_hints(group)))
+        return next(knows, groups[0]).from_dict(value)
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -383,19 +384,181 @@ class ViTConfig(Options):
         again = [[(width, width, (1, 1))] * deep for width in widths[:-1]] + [[]]
         return [layer for pair in zip(layers, again, strict=True) for layer in (pair[0], *pair[1])]
 
+    @property
+    def map_dims(self) -> tuple[int, ...]:
+        """Channels of each map of `intermediate`: D for every block."""
+        return (self.embed_dim,) * self.depth
+
+    @property
+    def map_strides(self) -> tuple[tuple[int, int], ...]:
+        """Pixels down and across in a cell of each map."""
+        return (self.patch,) * self.depth
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwinConfig(Options):
+    """A Swin Transformer (Liu et al., 2021): attention within windows, stages that halve the map. Words are timm's."""
+
+    img_size: int | tuple[int, int] = 224
+    """Height and width of the images: a default, not a limit."""
+    patch_size: int | tuple[int, int] = 4
+    """P, or P_h and P_w."""
+    in_chans: int = 3
+    """Channels of the image."""
+    num_classes: int = 1000
+    """Outputs of the head; 0 leaves the head out."""
+    embed_dim: int = 96
+    """C, width of a token in the first stage; it doubles from stage to stage."""
+    depths: tuple[int, ...] = (2, 2, 6, 2)
+    """Blocks of each stage."""
+    num_heads: tuple[int, ...] = (3, 6, 12, 24)
+    """h of each stage; must divide its width."""
+    window_size: int | tuple[int, ...] = 7
+    """M, side of a window in tokens: one number, or one for each stage. On a smaller map the window is the map."""
+    mlp_ratio: float = 4.0
+    """Width of the MLP's first layer as a multiple of the stage's width."""
+    qkv_bias: bool = True
+    """Bias in the query, key and value projections."""
+    act: Literal["gelu", "gelu_tanh", "quick_gelu", "relu"] = "gelu"
+    """Activation of the MLP."""
+    norm_eps: float = 1e-5
+    """Epsilon of every LayerNorm."""
+    drop_rate: float = 0.0
+    """Dropout before the head."""
+    proj_drop_rate: float = 0.0
+    """Dropout after the attention projection and in the MLP."""
+    attn_drop_rate: float = 0.0
+    """Dropout on the attention weights."""
+    drop_path_rate: float = 0.0
+    """Stochastic depth of the last block; earlier blocks rise to it linearly from 0."""
+
+    def __post_init__(self) -> None:
+        self._set_pair("img_size")
+        self._set_pair("patch_size")
+        self._check_choices()
+        self._check_numbers(["in_chans", "embed_dim"], 1, whole=True)
+        self._check_numbers(["num_classes"], 0, whole=True)
+        self._check_numbers(["drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"], 0, 1)
+        self._check_numbers(["mlp_ratio", "norm_eps"], 0)
+        for name in ("depths", "num_heads", "window_size"):
+            self._set_stages(name)
+        for stage, (C, h) in enumerate(zip(self.dims, self.num_heads, strict=True)):
+            if C % h:
+                raise ConfigError(f"num_heads must divide the width of each stage, got {h} for {C} in stage {stage}.")
+        if int(self.embed_dim * self.mlp_ratio) < 1:
+            raise ConfigError(f"embed_dim * mlp_ratio must be at least 1, got {self.embed_dim} * {self.mlp_ratio:g}.")
+
+    def _set_stages(self, name: str) -> None:
+        """Raise unless an option is one positive whole number for each stage (or, for the windows, one for all)."""
+        value: Any = getattr(self, name)
+        if name == "window_size" and _is_whole(value) and value >= 1:
+            object.__setattr__(self, name, int(value))
+            return
+        numbers = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
+        if not numbers or any(not _is_whole(number) or number < 1 for number in numbers):
+            raise ConfigError(f"{name} must be positive whole numbers, one for each stage, got {value!r}.")
+        if len(numbers) != len(self.depths):
+            raise ConfigError(f"{name} must be as many as depths ({len(self.depths)}), got {value!r}.")
+        object.__setattr__(self, name, tuple(int(number) for number in numbers))
+
+    @property
+    def image(self) -> tuple[int, int]:
+        """Height and width of the default image."""
+        return pair(self.img_size)
+
+    @property
+    def patch(self) -> tuple[int, int]:
+        """P_h and P_w."""
+        return pair(self.patch_size)
+
+    @property
+    def stages(self) -> int:
+        """How many stages there are."""
+        return len(self.depths)
+
+    @property
+    def depth(self) -> int:
+        """Blocks of all stages."""
+        return sum(self.depths)
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Width of each stage."""
+        return tuple(self.embed_dim << i for i in range(self.stages))
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """M of each stage."""
+        return (self.window_size,) * self.stages if isinstance(self.window_size, int) else self.window_size
+
+    @property
+    def pooled_dim(self) -> int:
+        """Width of what the head receives: of the last stage."""
+        return self.dims[-1]
+
+    @property
+    def map_dims(self) -> tuple[int, ...]:
+        """Channels of each map of `intermediate`: those of the stages."""
+        return self.dims
+
+    @property
+    def map_strides(self) -> tuple[tuple[int, int], ...]:
+        """Pixels down and across in a cell of each map."""
+        return tuple((self.patch[0] << i, self.patch[1] << i) for i in range(self.stages))
+
+
+BackboneConfig = ViTConfig | SwinConfig
+"""A model of images upon which others can be built."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResNetConfig(Options):
+    """A residual network (He et al., 2016), as a classifier or as the backbone of a detector."""
+
+    kind: ResNetKind = "resnet50"
+    """Which one, by its number of layers."""
+    in_chans: int = 3
+    """Channels of the image."""
+    num_classes: int = 1000
+    """Outputs of the head; 0 leaves the head out."""
+    frozen_norm: bool = False
+    """Batch norm with fixed numbers, as detectors use it: their batches are too small to measure anything."""
+    dilation: bool = False
+    """Dilation instead of stride in the last stage (DC5): a map of twice the side."""
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_numbers(["in_chans"], 1, whole=True)
+        self._check_numbers(["num_classes"], 0, whole=True)
+
+    @property
+    def depths(self) -> tuple[int, int, int, int]:
+        """Blocks in each of the four stages."""
+        return {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}[self.kind]
+
+    @property
+    def bottleneck(self) -> bool:
+        """Three convolutions in a block, the middle one narrow, instead of two."""
+        return self.kind != "resnet18"
+
+    @property
+    def feature_dim(self) -> int:
+        """Channels of the last feature map."""
+        return 2048 if self.bottleneck else 512
+
 
 @dataclass(frozen=True, kw_only=True)
 class SegmenterConfig(Options):
-    """A ViT with a head that gives every pixel a class: `Segmenter(config)` needs nothing else."""
+    """A backbone with a head that gives every pixel a class: `Segmenter(config)` needs nothing else."""
 
-    backbone: ViTConfig
-    """The ViT, without a head of its own."""
+    backbone: BackboneConfig
+    """What reads the image, without a head of its own."""
     num_classes: int
     """K, classes of pixels."""
     head: SegmentHead = "conv"
     """One linear layer on each patch, a convolutional head over several layers, or class tokens (Segmenter)."""
     layers: int = 3
-    """Blocks that the convolutional head reads."""
+    """Blocks of a ViT, or stages of a pyramid, that the convolutional head reads."""
     width: int = 64
     """Channels of the convolutional head."""
 
@@ -404,6 +567,10 @@ class SegmenterConfig(Options):
         self._check_numbers(["num_classes", "layers", "width"], 1, whole=True)
         if self.backbone.num_classes:
             raise ConfigError(f"the backbone must have num_classes=0, got {self.backbone.num_classes}.")
+        if self.head == "mask" and not isinstance(self.backbone, ViTConfig):
+            raise ConfigError(
+                f"the mask head needs a ViT, got a {type(self.backbone).__name__}; use the head conv or linear."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -919,49 +1086,13 @@ class PretrainConfig(LoopConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResNetConfig(Options):
-    """A residual network (He et al., 2016), as a classifier or as the backbone of a detector."""
-
-    kind: ResNetKind = "resnet50"
-    """Which one, by its number of layers."""
-    in_chans: int = 3
-    """Channels of the image."""
-    num_classes: int = 1000
-    """Outputs of the head; 0 leaves the head out."""
-    frozen_norm: bool = False
-    """Batch norm with fixed numbers, as detectors use it: their batches are too small to measure anything."""
-    dilation: bool = False
-    """Dilation instead of stride in the last stage (DC5): a map of twice the side."""
-
-    def __post_init__(self) -> None:
-        self._check_choices()
-        self._check_numbers(["in_chans"], 1, whole=True)
-        self._check_numbers(["num_classes"], 0, whole=True)
-
-    @property
-    def depths(self) -> tuple[int, int, int, int]:
-        """Blocks in each of the four stages."""
-        return {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}[self.kind]
-
-    @property
-    def bottleneck(self) -> bool:
-        """Three convolutions in a block, the middle one narrow, instead of two."""
-        return self.kind != "resnet18"
-
-    @property
-    def feature_dim(self) -> int:
-        """Channels of the last feature map."""
-        return 2048 if self.bottleneck else 512
-
-
-@dataclass(frozen=True, kw_only=True)
 class DetectorConfig(Options):
     """A detector after DETR (Carion et al., 2020): a backbone, a Transformer, and one box and class for each query."""
 
-    vit: ViTConfig | None = None
-    """Backbone: a ViT without a head (num_classes=0)."""
-    cnn: ResNetConfig | None = None
-    """Backbone: a ResNet without a head. Exactly one of the two is given."""
+    backbone: BackboneConfig | ResNetConfig
+    """What reads the image, without a head of its own (num_classes=0)."""
+    maps: int = 1
+    """The backbone's last maps that are read; of several, all are summed at the finest."""
     num_classes: int = 91
     """K, kinds of objects (91 are COCO's ids)."""
     embed_dim: int = 256
@@ -995,15 +1126,11 @@ class DetectorConfig(Options):
     def __post_init__(self) -> None:
         self._check_choices()
         whole = ["num_classes", "embed_dim", "decoder_layers", "num_heads", "mlp_width", "num_queries"]
-        self._check_numbers([*whole, "denoise_groups"], 1, whole=True)
+        self._check_numbers([*whole, "denoise_groups", "maps"], 1, whole=True)
         self._check_numbers(["encoder_layers"], 0, whole=True)
         self._check_numbers(["norm_eps"], 0)
         self._check_numbers(["pos_temperature"], 1)
         self._check_numbers(["drop_rate"], 0, 1)
-        if (self.vit is None) == (self.cnn is None):
-            raise ConfigError(
-                f"a detector needs one backbone, vit or cnn, got {'neither' if not self.vit else 'both'}."
-            )
         if self.backbone.num_classes:
             raise ConfigError(
                 f"the backbone of a detector has no head of its own: set its num_classes to 0, "
@@ -1014,12 +1141,12 @@ class DetectorConfig(Options):
                 f"embed_dim must be a multiple of 4 and of num_heads ({self.num_heads}), got {self.embed_dim}."
             )
 
-    @property
-    def backbone(self) -> ViTConfig | ResNetConfig:
-        """The backbone that is given."""
-        given = self.vit or self.cnn
-        assert given is not None
-        return given
+    @classmethod
+    def from_dict(cls, options: Mapping[str, Any]) -> Self:
+        """As of all options; runs of earlier versions call the backbone `vit` or `cnn`."""
+        old = [options[kind] for kind in ("vit", "cnn") if options.get(kind) is not None]
+        rest = {key: value for key, value in options.items() if key not in ("vit", "cnn")}
+        return super().from_dict({"backbone": old[0]} | rest if old else rest)
 
     @property
     def in_chans(self) -> int:
@@ -1028,8 +1155,8 @@ class DetectorConfig(Options):
 
     @property
     def image(self) -> tuple[int, int]:
-        """Height and width of the default image: the ViT's, or of one in DETR's size (short side 800)."""
-        return self.vit.image if self.vit else (800, 1056)
+        """Height and width of the default image: the backbone's, or of one in DETR's size (short side 800)."""
+        return (800, 1056) if isinstance(self.backbone, ResNetConfig) else self.backbone.image
 
 
 TextPositions = Literal["learned", "sincos1d"]
@@ -1130,105 +1257,3 @@ class MAEConfig(MAEOptions):
         super().__post_init__()
         if self.backbone.num_classes:
             raise ConfigError(f"the backbone must have num_classes=0, got {self.backbone.num_classes}.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SwinConfig(Options):
-    """A Swin Transformer (Liu et al., 2021): attention within windows, stages that halve the map. Words are timm's."""
-
-    img_size: int | tuple[int, int] = 224
-    """Height and width of the images: a default, not a limit."""
-    patch_size: int | tuple[int, int] = 4
-    """P, or P_h and P_w."""
-    in_chans: int = 3
-    """Channels of the image."""
-    num_classes: int = 1000
-    """Outputs of the head; 0 leaves the head out."""
-    embed_dim: int = 96
-    """C, width of a token in the first stage; it doubles from stage to stage."""
-    depths: tuple[int, ...] = (2, 2, 6, 2)
-    """Blocks of each stage."""
-    num_heads: tuple[int, ...] = (3, 6, 12, 24)
-    """h of each stage; must divide its width."""
-    window_size: int | tuple[int, ...] = 7
-    """M, side of a window in tokens: one number, or one for each stage. On a smaller map the window is the map."""
-    mlp_ratio: float = 4.0
-    """Width of the MLP's first layer as a multiple of the stage's width."""
-    qkv_bias: bool = True
-    """Bias in the query, key and value projections."""
-    act: Literal["gelu", "gelu_tanh", "quick_gelu", "relu"] = "gelu"
-    """Activation of the MLP."""
-    norm_eps: float = 1e-5
-    """Epsilon of every LayerNorm."""
-    drop_rate: float = 0.0
-    """Dropout before the head."""
-    proj_drop_rate: float = 0.0
-    """Dropout after the attention projection and in the MLP."""
-    attn_drop_rate: float = 0.0
-    """Dropout on the attention weights."""
-    drop_path_rate: float = 0.0
-    """Stochastic depth of the last block; earlier blocks rise to it linearly from 0."""
-
-    def __post_init__(self) -> None:
-        self._set_pair("img_size")
-        self._set_pair("patch_size")
-        self._check_choices()
-        self._check_numbers(["in_chans", "embed_dim"], 1, whole=True)
-        self._check_numbers(["num_classes"], 0, whole=True)
-        self._check_numbers(["drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"], 0, 1)
-        self._check_numbers(["mlp_ratio", "norm_eps"], 0)
-        for name in ("depths", "num_heads", "window_size"):
-            self._set_stages(name)
-        for stage, (C, h) in enumerate(zip(self.dims, self.num_heads, strict=True)):
-            if C % h:
-                raise ConfigError(f"num_heads must divide the width of each stage, got {h} for {C} in stage {stage}.")
-        if int(self.embed_dim * self.mlp_ratio) < 1:
-            raise ConfigError(f"embed_dim * mlp_ratio must be at least 1, got {self.embed_dim} * {self.mlp_ratio:g}.")
-
-    def _set_stages(self, name: str) -> None:
-        """Raise unless an option is one positive whole number for each stage (or, for the windows, one for all)."""
-        value: Any = getattr(self, name)
-        if name == "window_size" and _is_whole(value) and value >= 1:
-            object.__setattr__(self, name, int(value))
-            return
-        numbers = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
-        if not numbers or any(not _is_whole(number) or number < 1 for number in numbers):
-            raise ConfigError(f"{name} must be positive whole numbers, one for each stage, got {value!r}.")
-        if len(numbers) != len(self.depths):
-            raise ConfigError(f"{name} must be as many as depths ({len(self.depths)}), got {value!r}.")
-        object.__setattr__(self, name, tuple(int(number) for number in numbers))
-
-    @property
-    def image(self) -> tuple[int, int]:
-        """Height and width of the default image."""
-        return pair(self.img_size)
-
-    @property
-    def patch(self) -> tuple[int, int]:
-        """P_h and P_w."""
-        return pair(self.patch_size)
-
-    @property
-    def stages(self) -> int:
-        """How many stages there are."""
-        return len(self.depths)
-
-    @property
-    def depth(self) -> int:
-        """Blocks of all stages."""
-        return sum(self.depths)
-
-    @property
-    def dims(self) -> tuple[int, ...]:
-        """Width of each stage."""
-        return tuple(self.embed_dim << i for i in range(self.stages))
-
-    @property
-    def windows(self) -> tuple[int, ...]:
-        """M of each stage."""
-        return (self.window_size,) * self.stages if isinstance(self.window_size, int) else self.window_size
-
-    @property
-    def pooled_dim(self) -> int:
-        """Width of what the head receives: of the last stage."""
-        return self.dims[-1]

@@ -140,7 +140,7 @@ def test_words_are_whole_pieces_of_names(parts, chosen):
 def test_any_model_takes_it():
     backbone = ViTConfig(img_size=12, patch_size=4, embed_dim=D, depth=1, num_heads=5, num_classes=0)
     small = {"embed_dim": D, "num_heads": 5, "mlp_width": 7, "encoder_layers": 0, "decoder_layers": 2}
-    model = redraw(Detector(DetectorConfig(vit=backbone, num_classes=3, num_queries=5, **small)))
+    model = redraw(Detector(DetectorConfig(backbone=backbone, num_classes=3, num_queries=5, **small)))
     draw_lora(add_lora(model, RANK, 4.0, parts="cross_attn.q,cross_attn.v", trained="class_head,box_head"))
     assert len(lora_layers(model)) == 4
     x = images(2, 3, 12, 12)

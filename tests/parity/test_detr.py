@@ -142,14 +142,14 @@ def test_hugging_face_with_a_timm_backbone(write, dilation, tmp_path):
     model = make("timm:resnet18", dilation=dilation)
     ours = vitral.load_model(write(model, tmp_path / "detr"), quiet=True)
     assert same(ours, model)
-    assert ours.config.cnn.dilation is dilation
+    assert ours.config.backbone.dilation is dilation
 
 
 def test_hugging_face_with_resnet50(tmp_path):
     model = make("resnet50")
     ours = vitral.load_model(to_disk(model, tmp_path / "detr"), quiet=True)
     assert same(ours, model)
-    assert ours.config.cnn.kind == "resnet50"
+    assert ours.config.backbone.kind == "resnet50"
 
 
 @pytest.mark.parametrize("prefix", ["", "detr."])
@@ -255,7 +255,7 @@ def test_gaps_and_what_cannot_be_asked(theirs, tmp_path):
 def test_a_detector_of_our_own_for_other_classes_and_channels(queries, stem, tmp_path):
     vit = ViTConfig(img_size=32, patch_size=8, embed_dim=24, depth=1, num_heads=3, num_classes=0, stem=stem)
     config = DetectorConfig(
-        vit=vit, num_classes=K, embed_dim=20, num_heads=5, encoder_layers=0, decoder_layers=2, num_queries=7,
+        backbone=vit, num_classes=K, embed_dim=20, num_heads=5, encoder_layers=0, decoder_layers=2, num_queries=7,
         queries=queries, mlp_width=37,
     )  # fmt: skip
     model = redraw(Detector(config))

@@ -12,7 +12,7 @@ from vitral.errors import DataError, InputError
 from vitral.inference.features import PIXELS, extract, open_extractor, progress
 from vitral.inference.predictor import Predictor
 from vitral.inference.probe import FEW, Labelled, few_shot, knn_probe, linear_probe
-from vitral.models.vit import VisionTransformer
+from vitral.models.backbone import Backbone
 from vitral.training.session import find
 
 
@@ -40,7 +40,7 @@ def evaluate_run(
 
 
 def probe_source(
-    source: str | Path | VisionTransformer, data: Data, kind: ProbeKind, probing: Probing, split: str | None, seed: int
+    source: str | Path | Backbone, data: Data, kind: ProbeKind, probing: Probing, split: str | None, seed: int
 ) -> dict[str, Any]:
     """How well the classes can be told from a source's features: fitted on the training part, judged on another."""
     parts, judged = _parts(data, kind, split)
@@ -55,7 +55,7 @@ def probe_source(
     settings = metrics.pop("settings")
     low, high = (100 * value for value in metrics["accuracy_95"])
     return {
-        "source": source.__class__.__name__ if isinstance(source, VisionTransformer) else str(source),
+        "source": source.__class__.__name__ if isinstance(source, Backbone) else str(source),
         "data": data.name,
         "split": judged,
         "probe": kind,

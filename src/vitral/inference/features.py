@@ -1,4 +1,4 @@
-"""Features of whole data sets: what a frozen ViT makes of the images, or their pixels, kept for the next time.
+"""Features of whole data sets: what a frozen model makes of the images, or their pixels, kept for the next time.
 
 n images, D features. What features are worth is not known here.
 """
@@ -27,8 +27,9 @@ from vitral.data.loader import eval_batches
 from vitral.data.sources.base import Data, ImageArray, ImageFiles, Images
 from vitral.data.sources.hf import HubImages
 from vitral.errors import CheckpointError, InputError, unknown_name
-from vitral.inference.predictor import vit_of
+from vitral.inference.predictor import image_backbone_of
 from vitral.models import parts
+from vitral.models.backbone import Backbone
 from vitral.models.vit import VisionTransformer
 from vitral.models.zoo import MODELS, create_model
 from vitral.weights.atomic import save_tensors
@@ -75,14 +76,14 @@ class Features:
 
 
 def open_extractor(
-    source: str | Path | VisionTransformer, data: Data, features: ProbeFeatures, img_size: Size | None, seed: int
+    source: str | Path | Backbone, data: Data, features: ProbeFeatures, img_size: Size | None, seed: int
 ) -> Extractor:
     """A model, a run, a file of weights, hf-hub:owner/name, a name with fresh weights from the seed, or `pixels`."""
     if source == PIXELS:
         if features != "pooled":
             raise InputError(f"pixels have no tokens to take {features} of; leave --features out.")
         return _of_pixels(data, img_size)
-    if isinstance(source, VisionTransformer):
+    if isinstance(source, Backbone):
         if img_size is not None:
             raise InputError("a model that is given as such has its size; leave img_size out.")
         model = source
@@ -105,19 +106,20 @@ def _of_pixels(data: Data, img_size: Size | None) -> Extractor:
 
 
 def _of_model(model: AnyModel, features: ProbeFeatures) -> Extractor:
-    vit = vit_of(model.eval())
-    assert model.preprocess is not None  # what has a ViT inside sees images
-    look = _look(vit, features)
-    device = next(vit.parameters()).device
-    identity = f"{_digest_weights(vit)} {features}"
+    backbone = image_backbone_of(model.eval())
+    assert model.preprocess is not None  # what has a backbone inside sees images
+    look = _look(backbone, features)
+    device = next(backbone.parameters()).device
+    identity = f"{_digest_weights(backbone)} {features}"
     return Extractor(model.preprocess, lambda x: look(x.to(device)).float().cpu(), identity)
 
 
-def _look(vit: VisionTransformer, features: ProbeFeatures) -> Callable[[Tensor], Tensor]:
-    """The model's own pooling, or another of the tokens after the final norm."""
-    if features in ("pooled", vit.config.global_pool):
-        return vit.embed
-    if features != "mean" and not vit.config.class_token:
+def _look(model: Backbone, features: ProbeFeatures) -> Callable[[Tensor], Tensor]:
+    """The model's own pooling, or another of the tokens after the final norm; what is no ViT pools by the mean."""
+    vit = model if isinstance(model, VisionTransformer) else None
+    if features in ("pooled", vit.config.global_pool if vit else "mean"):
+        return model.embed
+    if vit is None or (features != "mean" and not vit.config.class_token):
         raise InputError(f"--features {features} needs a [CLS] token, which this model has not; use pooled or mean.")
     pool = parts.POOLS[features](vit.config)
     return lambda x: pool(vit.forward_features(x))
@@ -223,9 +225,9 @@ def _describe_file(path: Path) -> str:
     return f"{path.absolute()} {stat.st_size} {stat.st_mtime_ns}"
 
 
-def _digest_weights(vit: VisionTransformer) -> str:
-    weights = vit.state_dict()
-    config = json.dumps([vit.config.to_dict(), list(weights)])
+def _digest_weights(model: Backbone) -> str:
+    weights = model.state_dict()
+    config = json.dumps([model.config.to_dict(), list(weights)])
     return f"{hashlib.sha256(config.encode()).hexdigest()} {_digest(weights.values())}"
 
 

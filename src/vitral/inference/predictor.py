@@ -16,6 +16,7 @@ from vitral.data.sources.folder import list_images
 from vitral.data.targets import View
 from vitral.data.transforms import eval_view
 from vitral.errors import ImageError, InputError, VitralError
+from vitral.models.backbone import Backbone, backbone_of
 from vitral.models.detector import Detector
 from vitral.models.segmenter import Segmenter
 from vitral.models.seq2seq import Seq2Seq, TextDecoder, TextEncoder
@@ -83,9 +84,17 @@ class Predictor:
         return self.images.mode
 
     @property
+    def backbone(self) -> Backbone:
+        """What looks at the images, itself or inside another model."""
+        return image_backbone_of(self.model)
+
+    @property
     def vit(self) -> VisionTransformer:
-        """The ViT that looks at the images, itself or inside another model."""
-        return vit_of(self.model)
+        """The same, where it must be a ViT."""
+        backbone = self.backbone
+        if not isinstance(backbone, VisionTransformer):
+            raise InputError(f"this model looks through a {type(backbone).__name__}, not a ViT.")
+        return backbone
 
     @torch.inference_mode()
     def outputs(self, x: Tensor) -> Any:
@@ -101,8 +110,8 @@ class Predictor:
         return answers
 
     def require_classes(self) -> None:
-        """Raise for a ViT without a head, which has features alone."""
-        if isinstance(self.model, VisionTransformer) and not self.model.config.num_classes:
+        """Raise for a backbone without a head, which has features alone."""
+        if isinstance(self.model, Backbone) and not self.model.config.num_classes:
             raise InputError(
                 "this model has no classes to answer with: train a head (vitral train DATA --model), or probe its "
                 "features (vitral eval RUN DATA --probe knn)."
@@ -133,7 +142,7 @@ class Predictor:
     @torch.inference_mode()
     def embed(self, inputs: ImageLike | Sequence[ImageLike]) -> Tensor:
         """(N, D): what the head receives, one row an image or text."""
-        model = self.model if isinstance(self.model, TextEncoder) else self.vit
+        model = self.model if isinstance(self.model, TextEncoder) else self.backbone
         if self.task.pool == "tokens":
             raise InputError("this model has a vector for each token, not one for a text; embed with another.")
         rows = []
@@ -181,12 +190,12 @@ class Predictor:
         return Frame(name, size, View.whole() if self.slide else eval_view(size, self.preprocess))
 
 
-def vit_of(model: nn.Module) -> VisionTransformer:
-    """The ViT that a model is, or has as its backbone."""
-    vit = model if isinstance(model, VisionTransformer) else getattr(model, "backbone", model)
-    if not isinstance(vit, VisionTransformer):
-        raise InputError(f"this model looks through a {type(vit).__name__}, not a ViT.")
-    return vit
+def image_backbone_of(model: nn.Module) -> Backbone:
+    """What looks at the images: the model, or the one it is built upon."""
+    backbone = backbone_of(model)
+    if not isinstance(backbone, Backbone):
+        raise InputError(f"this model looks through a {type(backbone).__name__}, not a ViT or its like.")
+    return backbone
 
 
 def _preprocess_of(model: AnyModel) -> Preprocess:

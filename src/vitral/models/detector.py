@@ -12,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitral.config import DetectorConfig, Preprocess
-from vitral.errors import InputError
+from vitral.config import DetectorConfig, Preprocess, ResNetConfig
+from vitral.errors import ConfigError, InputError
+from vitral.models.backbone import Backbone, sum_at_finest
+from vitral.models.build import build_backbone
 from vitral.models.cnn import ResNet
 from vitral.models.vit import VisionTransformer
 from vitral.nn.attention import CrossAttention, key_mask
@@ -190,7 +192,7 @@ class Detector(nn.Module):
     Boxes are shares of the visible part, as in DETR.
     """
 
-    def __init__(self, config: DetectorConfig, backbone: VisionTransformer | ResNet | None = None) -> None:
+    def __init__(self, config: DetectorConfig, backbone: Backbone | ResNet | None = None) -> None:
         super().__init__()
         c, D = config, config.embed_dim
         self.config = config
@@ -200,7 +202,8 @@ class Detector(nn.Module):
         self.labels: list[str] | None = None
         self.load_report: Any = None
 
-        self.input_proj = nn.Conv2d(c.vit.embed_dim if c.vit else c.cnn.feature_dim, D, 1)  # type: ignore[union-attr]
+        self.input_proj = nn.Conv2d(map_dims(c)[-1], D, 1)
+        self.lateral = nn.ModuleList(nn.Conv2d(dim, D, 1) for dim in map_dims(c)[:-1])  # of the finer maps
         self.encoder = nn.ModuleList(
             PositionedBlock(D, make_attention(c), make_mlp(c), c.norm_eps, RESIDUALS[c.block])
             for _ in range(c.encoder_layers)
@@ -234,11 +237,12 @@ class Detector(nn.Module):
 
     def encode(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
         """(B, C, H, W) -> memory m (B, N, D), its positions (B, N, D), which cells are visible (B, N), None for all."""
-        features, cells = self.features(x, mask)
+        maps, cells = self.features(x, mask)
         shift = 0.5 if self.config.queries == "anchors" else 0.0
-        p_m = sine_positions(cells, self.config.embed_dim, self.config.pos_temperature, shift, features.dtype)
+        p_m = sine_positions(cells, self.config.embed_dim, self.config.pos_temperature, shift, maps[0].dtype)
         visible = None if mask is None else cells.flatten(1)
-        m = self.input_proj(features).flatten(2).mT  # (B, N, D)
+        layers = [*self.lateral, self.input_proj]
+        m = sum_at_finest([layer(map_) for layer, map_ in zip(layers, maps, strict=True)]).flatten(2).mT  # (B, N, D)
         for block in self.encoder:
             m = block(m, key_mask(visible), p_m)
         return self.encoder_norm(m), p_m, visible
@@ -255,22 +259,25 @@ class Detector(nn.Module):
             u = u.detach()  # each block learns from its own step alone
         return answers
 
-    def features(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(B, C, H, W) -> the backbone's last map (B, C, h, w), and which of its cells are visible (B, h, w)."""
+    def features(self, x: Tensor, mask: Tensor | None = None) -> tuple[list[Tensor], Tensor]:
+        """(B, C, H, W) -> the backbone's last maps (B, C, h, w), and which cells of the finest are visible."""
+        layers = range(-self.config.maps, 0)
         if isinstance(self.backbone, VisionTransformer):
-            (features,) = self.backbone.intermediate(x, [-1], pad=True, mask=mask)
+            maps = self.backbone.intermediate(x, layers, pad=True, mask=mask)
             tokens = None if mask is None else self.backbone.visible_tokens(x, pad=True, mask=mask)
-            cells = None if tokens is None else tokens[:, self.backbone.prefix_tokens :].view(-1, *features.shape[2:])
+            cells = None if tokens is None else tokens[:, self.backbone.prefix_tokens :].view(-1, *maps[0].shape[2:])
         else:
             check_mask(x, mask)
-            features = self.backbone.features(x if mask is None else x.masked_fill(~mask[:, None], 0))
+            shown = x if mask is None else x.masked_fill(~mask[:, None], 0)
+            b = self.backbone
+            maps = [b.features(shown)] if isinstance(b, ResNet) else b.intermediate(shown, layers)
             # As in DETR: the pixel at the top left of each cell speaks for it.
-            cells = None if mask is None else F.interpolate(mask[:, None].float(), features.shape[2:])[:, 0] > 0
+            cells = None if mask is None else F.interpolate(mask[:, None].float(), maps[0].shape[2:])[:, 0] > 0
         if cells is None:
-            return features, torch.ones_like(features[:, 0], dtype=torch.bool)
+            return maps, torch.ones_like(maps[0][:, 0], dtype=torch.bool)
         if not torch.compiler.is_compiling() and not cells.flatten(1).any(dim=1).all():
             raise InputError("mask hides a whole image; leave some of each, from the top left corner on.")
-        return features, cells
+        return maps, cells
 
 
 def check_mask(x: Tensor, mask: Tensor | None) -> None:
@@ -283,9 +290,17 @@ def check_mask(x: Tensor, mask: Tensor | None) -> None:
         raise InputError(f"mask must be boolean (B, H, W) = {want}, got {got}.")
 
 
-def make_backbone(c: DetectorConfig) -> Any:
+def make_backbone(c: DetectorConfig) -> Backbone | ResNet:
     """The network that reads the image."""
-    return VisionTransformer(c.vit) if c.vit is not None else ResNet(c.cnn)  # type: ignore[arg-type]
+    return ResNet(c.backbone) if isinstance(c.backbone, ResNetConfig) else build_backbone(c.backbone)
+
+
+def map_dims(c: DetectorConfig) -> tuple[int, ...]:
+    """Channels of the maps that are read, the finest first."""
+    dims = (c.backbone.feature_dim,) if isinstance(c.backbone, ResNetConfig) else c.backbone.map_dims
+    if c.maps > len(dims):
+        raise ConfigError(f"maps must be at most {len(dims)}, as many as the backbone has, got {c.maps}.")
+    return dims[-c.maps :]
 
 
 def make_attention(c: DetectorConfig) -> CrossAttention:

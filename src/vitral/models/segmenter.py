@@ -1,4 +1,4 @@
-"""A class for every pixel, from all the patch tokens of a ViT.
+"""A class for every pixel, from the maps of a backbone: those of a ViT's blocks, or a pyramid.
 
 B batch, K classes, G_h x G_w grid, D width. Every head gives logits on some grid; they are enlarged to the image last.
 """
@@ -12,19 +12,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitral.config import Preprocess, SegmenterConfig
+from vitral.config import Preprocess, SegmenterConfig, ViTConfig
 from vitral.models import parts
+from vitral.models.backbone import Backbone, sum_at_finest
+from vitral.models.build import build_backbone
 from vitral.models.init import init_weights
-from vitral.models.vit import VisionTransformer
 
 
 class LinearHead(nn.Module):
-    """One linear layer on each patch token of the last block."""
+    """One linear layer on each cell of the last map."""
 
     def __init__(self, c: SegmenterConfig) -> None:
         super().__init__()
-        self.layers = [c.backbone.depth - 1]
-        self.classify = nn.Conv2d(c.backbone.embed_dim, c.num_classes, 1)
+        self.layers = [len(c.backbone.map_dims) - 1]
+        self.classify = nn.Conv2d(c.backbone.map_dims[-1], c.num_classes, 1)
 
     def forward(self, maps: list[Tensor]) -> Tensor:
         """(B, D, G_h, G_w) -> (B, K, G_h, G_w)."""
@@ -32,16 +33,17 @@ class LinearHead(nn.Module):
 
 
 class ConvHead(nn.Module):
-    """Several layers brought together, then doubled in size step by step until a cell is a pixel."""
+    """Several layers brought together at the finest, then doubled in size step by step until a cell is a pixel."""
 
     def __init__(self, c: SegmenterConfig) -> None:
         super().__init__()
-        L, W = c.backbone.depth, c.width
+        dims, W = c.backbone.map_dims, c.width
+        L = len(dims)
         count = min(c.layers, L)
         self.layers = [round((i + 1) * L / count) - 1 for i in range(count)]
-        self.gather = nn.ModuleList(nn.Conv2d(c.backbone.embed_dim, W, 1) for _ in self.layers)
+        self.gather = nn.ModuleList(nn.Conv2d(dims[i], W, 1) for i in self.layers)
         self.join = _conv(W, W)
-        doublings = round(math.log2(min(c.backbone.patch)))
+        doublings = round(math.log2(min(c.backbone.map_strides[self.layers[0]])))
         widths = [max(W >> i, 16) for i in range(doublings + 1)]
         self.grow = nn.ModuleList(
             nn.Sequential(nn.ConvTranspose2d(a, b, 2, 2), _conv(b, b)) for a, b in pairwise(widths)
@@ -50,8 +52,7 @@ class ConvHead(nn.Module):
 
     def forward(self, maps: list[Tensor]) -> Tensor:
         """Maps (B, D, G_h, G_w) -> (B, K, h, w), h and w up to the image's."""
-        y = sum((gather(m) for gather, m in zip(self.gather, maps, strict=True)), start=torch.zeros(()).to(maps[0]))
-        y = self.join(y)
+        y = self.join(sum_at_finest([gather(m) for gather, m in zip(self.gather, maps, strict=True)]))
         for grow in self.grow:
             y = grow(y)
         return self.classify(y)
@@ -68,6 +69,7 @@ class MaskHead(nn.Module):
 
     def __init__(self, c: SegmenterConfig) -> None:
         super().__init__()
+        assert isinstance(c.backbone, ViTConfig)
         D = c.backbone.embed_dim
         self.layers = [c.backbone.depth - 1]
         self.cls_token = nn.Parameter(torch.zeros(1, c.num_classes, D))
@@ -93,9 +95,9 @@ HEADS = {"linear": LinearHead, "conv": ConvHead, "mask": MaskHead}
 
 
 class Segmenter(nn.Module):
-    """`model(x)` gives logits (B, K, H, W) for images (B, C, H, W) of any size that the patch divides."""
+    """`model(x)` gives logits (B, K, H, W) for images (B, C, H, W) of any size that the backbone takes."""
 
-    def __init__(self, config: SegmenterConfig, backbone: VisionTransformer | None = None) -> None:
+    def __init__(self, config: SegmenterConfig, backbone: Backbone | None = None) -> None:
         super().__init__()
         self.config = config
         p = Preprocess(img_size=config.backbone.img_size, crop_mode="pad")  # all of an image has classes
@@ -104,9 +106,13 @@ class Segmenter(nn.Module):
         self.load_report: Any = None
         self.head = HEADS[config.head](config)
         init_weights(self.head)
-        self.backbone = backbone or VisionTransformer(config.backbone)
+        self.backbone = backbone or build_backbone(config.backbone)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, K, H, W)."""
-        logits = self.head(self.backbone.intermediate(x, self.head.layers))
-        return F.interpolate(logits, size=(x.shape[2], x.shape[3]), mode="bilinear", align_corners=False)
+        maps = self.backbone.intermediate(x, self.head.layers)
+        # What the cells cover: the image, and what pads it to whole cells.
+        strides = self.config.backbone.map_strides[self.head.layers[0]]
+        size = tuple(cells * stride for cells, stride in zip(maps[0].shape[2:], strides, strict=True))
+        logits = F.interpolate(self.head(maps), size=size, mode="bilinear", align_corners=False)
+        return logits[:, :, : x.shape[2], : x.shape[3]]

@@ -5,18 +5,20 @@ w windows, n = M_h M_w tokens in each, h heads, d = C / h. Maps are (B, H, W, C)
 looks at n others, whatever the size of the image.
 """
 
+import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitral.config import Preprocess, SwinConfig
+from vitral.config import SwinConfig
 from vitral.errors import InputError
+from vitral.models.backbone import Backbone
 from vitral.models.init import init_weights
 from vitral.nn.mlp import MLP
 from vitral.nn.patches import PatchEmbed, check_finite, check_images, pad_to_multiple
@@ -239,20 +241,19 @@ class NormedPatchEmbed(PatchEmbed):
 # ---- the model ----
 
 
-class SwinTransformer(nn.Module):
+class SwinTransformer(Backbone):
     """`model(x)` gives logits (B, classes) for images (B, channels, height, width) of any size.
 
     Images are padded with zeros at the bottom and right to whole patches, maps to whole windows. What pads a map is
     never looked at (implementations that do not mask it give other numbers there, and the same where windows divide).
     """
 
+    config: SwinConfig  # pyright: ignore[reportIncompatibleVariableOverride]
+
     def __init__(self, config: SwinConfig) -> None:
         super().__init__()
+        self.describe(config)
         c = config
-        self.config = config
-        self.preprocess = Preprocess(img_size=c.img_size).for_channels(c.in_chans)
-        self.labels: list[str] | None = None
-        self.load_report: Any = None
 
         self.patch_embed = NormedPatchEmbed(c.in_chans, c.embed_dim, c.patch, c.norm_eps)
         self.layers = make_stages(c)
@@ -260,7 +261,7 @@ class SwinTransformer(nn.Module):
         self.head_drop = nn.Dropout(c.drop_rate)
         fc = nn.Linear(c.pooled_dim, c.num_classes) if c.num_classes else nn.Identity()
         self.head = nn.Sequential(OrderedDict(fc=fc))  # `head.fc`, as published files name it
-        init_swin(self)
+        self.init_weights()
 
     def embed_patches(self, x: Tensor) -> Tensor:
         """(B, channels, height, width) -> z_0 (B, H, W, C), the map that the first stage receives."""
@@ -288,6 +289,26 @@ class SwinTransformer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, channels, height, width) -> logits (B, classes)."""
         return self.forward_head(self.forward_features(x))
+
+    # ---- what is built upon it ----
+
+    @property
+    def depth(self) -> int:
+        """Blocks of all stages."""
+        return self.config.depth
+
+    def layer_of(self, name: str) -> int:
+        """Of a parameter: 0 before the blocks, 1..depth through all stages, depth + 1 after.
+
+        Merging counts with the first block after it.
+        """
+        if found := re.match(r"layers\.(\d+)\.(?:blocks\.(\d+)|downsample)\.", name):
+            return sum(self.config.depths[: int(found[1])]) + int(found[2] or 0) + 1
+        return 0 if name.startswith("patch_embed") else self.depth + 1
+
+    def init_weights(self, seed: int | None = None, zero_head: bool = False) -> None:
+        """Fill every parameter anew, from `seed` or else from torch's own generator."""
+        init_swin(self, seed, zero_head)
 
     # ---- looking inside ----
 

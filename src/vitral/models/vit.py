@@ -4,23 +4,24 @@ B batch, C channels, H x W pixels, P patch, G_h x G_w grid, N = G_h G_w patches,
 The parts come from `vitral.nn`, chosen by the config; no option is tested in `forward`.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from operator import index
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from vitral.config import Preprocess, ViTConfig
+from vitral.config import ViTConfig
 from vitral.errors import InputError
 from vitral.models import parts
-from vitral.models.init import init_weights
+from vitral.models.backbone import Backbone
 from vitral.nn.attention import key_mask
 from vitral.nn.packing import pack, unpack
 from vitral.nn.patches import check_divisible, check_finite, check_images, pad_to_multiple
 
 
-class VisionTransformer(nn.Module):
+class VisionTransformer(Backbone):
     """`model(x)` gives logits (B, classes) for images (B, C, H, W) of any size that the patch divides.
 
     Two keywords go with every method that takes a batch of images. `pad=True` pads the bottom and right with zeros to
@@ -28,13 +29,12 @@ class VisionTransformer(nn.Module):
     a patch with no pixel that counts is hidden from attention and pooling.
     """
 
+    config: ViTConfig  # pyright: ignore[reportIncompatibleVariableOverride]
+
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
+        self.describe(config)
         c, D = config, config.embed_dim
-        self.config = config
-        self.preprocess = Preprocess(img_size=c.img_size).for_channels(c.in_chans)
-        self.labels: list[str] | None = None
-        self.load_report: Any = None
 
         self.patch_embed = parts.STEMS[c.stem](c)  # E
         self.cls_token = nn.Parameter(torch.zeros(1, 1, D)) if c.class_token else None
@@ -51,7 +51,7 @@ class VisionTransformer(nn.Module):
         self.fc_norm = parts.make_norm(c, c.pooled_dim, c.norm_after_pool)
         self.head_drop = nn.Dropout(c.drop_rate)
         self.head = parts.HEADS[c.head](c) if c.num_classes else nn.Identity()
-        init_weights(self)
+        self.init_weights()
 
     # ---- the equations ----
 
@@ -97,6 +97,24 @@ class VisionTransformer(nn.Module):
     def forward(self, x: Tensor, *, pad: bool = False, mask: Tensor | None = None) -> Tensor:
         """(B, C, H, W) -> logits (B, classes)."""
         return self.head(self.head_drop(self.embed(x, pad=pad, mask=mask)))
+
+    # ---- what is built upon it ----
+
+    @property
+    def depth(self) -> int:
+        """L."""
+        return self.config.depth
+
+    def layer_of(self, name: str) -> int:
+        """Of a parameter: 0 before the blocks, 1..L for the blocks, L + 1 after them."""
+        if block := re.match(r"blocks\.(\d+)\.", name):
+            return int(block[1]) + 1
+        before = ("patch_embed", "cls_token", "reg_token", "pos_embed", "norm_pre")
+        return 0 if name.startswith(before) else self.depth + 1
+
+    def unused_without_pooling(self) -> list[nn.Module]:
+        """Attention pooling, and the norm after a pool."""
+        return [self.attn_pool, self.fc_norm]
 
     # ---- looking inside ----
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from vitral.config import PositionResize, Preprocess, ViTConfig
+from vitral.config import BackboneConfig, PositionResize, Preprocess, ViTConfig
 from vitral.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
-    from vitral.models.vit import VisionTransformer
+    from vitral.models.backbone import Backbone
 
 # name: (D, L, h, MLP ratio)
 SIZES: dict[str, tuple[int, int, int, float]] = {
@@ -100,7 +100,7 @@ class ModelSpec:
 
     name: str
     family: str
-    config: ViTConfig
+    config: BackboneConfig
     preprocess: Preprocess
 
 
@@ -266,32 +266,32 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def model_spec(name: str, **options: Any) -> ModelSpec:
-    """Return what a name stands for, with options of `ViTConfig` put over it. Builds nothing."""
+    """Return what a name stands for, with options of its config put over it. Builds nothing."""
     if name not in MODELS:
         raise unknown_name("model", name, MODELS, list_with="vitral models, or vitral.list_models(),")
     spec = MODELS[name]
-    config = ViTConfig.from_dict({f: getattr(spec.config, f) for f in spec.config.to_dict()} | options)
+    config = type(spec.config).from_dict({f: getattr(spec.config, f) for f in spec.config.to_dict()} | options)
     preprocess = replace(spec.preprocess, img_size=config.image).for_channels(config.in_chans)
     return replace(spec, config=config, preprocess=preprocess)
 
 
-def create_model(name: str, *, seed: int | None = None, zero_head: bool = False, **options: Any) -> "VisionTransformer":
-    """Build a named model with fresh weights; `options` are fields of `vitral.config.ViTConfig` (docs/options.md).
+def create_model(name: str, *, seed: int | None = None, zero_head: bool = False, **options: Any) -> "Backbone":
+    """Build a named model with fresh weights; `options` are fields of its config (docs/options.md).
 
     `create_model("vit_small_patch16_224", num_classes=10, img_size=96, in_chans=1, seed=0)`. Weights come from `seed`,
     or from torch's own generator without one; `zero_head` starts the classifier at 0.
     """
     import torch
 
-    from vitral.models.init import blank, init_weights
-    from vitral.models.vit import VisionTransformer
+    from vitral.models.build import build_backbone
+    from vitral.models.init import blank
 
     if seed is not None and not (isinstance(seed, int) and 0 <= seed < 2**63):
         raise ConfigError(f"seed must be a whole number from 0 to below 2^63, or None, got {seed!r}.")
     spec = model_spec(name, **options)
     device = torch.get_default_device()
-    model = blank(lambda: VisionTransformer(spec.config))
+    model = blank(lambda: build_backbone(spec.config))
     model.to_empty(device=device)
-    init_weights(model, seed, zero_head)
+    model.init_weights(seed, zero_head)
     model.preprocess = spec.preprocess
     return model

@@ -13,7 +13,7 @@ from vitral.config import Preprocess, TextPool, TrainConfig
 from vitral.data.noise import Noise
 from vitral.data.sources.base import Data
 from vitral.data.targets import Targets, View
-from vitral.models.vit import VisionTransformer
+from vitral.models.backbone import Backbone
 from vitral.tasks.objective import Objective
 
 Found = dict[str, Tensor]
@@ -31,9 +31,9 @@ def map_tensors(function: Callable[[Tensor], Tensor], outputs: Any) -> Any:
     return replace(outputs, **{f.name: map_tensors(function, getattr(outputs, f.name)) for f in fields(outputs)})
 
 
-def rest_pooling(backbone: VisionTransformer) -> None:
+def rest_pooling(backbone: Backbone) -> None:
     """Nothing reads the pooled vector: its weights, where there are any, are not trained."""
-    for part in (backbone.attn_pool, backbone.fc_norm):
+    for part in backbone.unused_without_pooling():
         part.requires_grad_(False)
 
 
@@ -117,7 +117,7 @@ class Task(Objective):
 
     @property
     def outputs(self) -> int:
-        """Outputs of a ViT's own head; 0 where the task brings a head along."""
+        """Outputs of a backbone's own head; 0 where the task brings a head along."""
         return len(self.labels)
 
     def usable(self, data: Data) -> Data:
@@ -129,7 +129,7 @@ class Task(Objective):
         """The targets of a data set, numbered as this task numbers them."""
 
     def build(self, backbone: Any) -> nn.Module:
-        """The model, around a ViT or an encoder of texts that has `outputs` outputs."""
+        """The model, around a backbone or an encoder of texts that has `outputs` outputs."""
         return backbone
 
     def preprocess(self, p: Preprocess) -> Preprocess:

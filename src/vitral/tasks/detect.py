@@ -21,9 +21,9 @@ from vitral.data.sources.coco import write_predictions
 from vitral.data.sources.yolo import write_yolo
 from vitral.data.targets import Boxes, Targets, box_cxcywh_to_xyxy, boxes_to_image, generalized_iou
 from vitral.errors import DataError, VitralError
+from vitral.models.backbone import Backbone
 from vitral.models.cnn import ResNet
 from vitral.models.detector import Detector, DetectorOutput
-from vitral.models.vit import VisionTransformer
 from vitral.tasks.base import Answer, Found, Frame, Task, rest_pooling
 from vitral.tasks.detection_metrics import detection_metrics, flagged
 from vitral.tasks.drawing import boxed
@@ -126,12 +126,11 @@ class Detect(Task):
         rows = [torch.cat([numbers[row[:, :1].long()], row[:, 1:]], 1) for row in data.boxes.rows]
         return Boxes(rows, data.boxes.most)
 
-    def build(self, backbone: VisionTransformer | ResNet) -> nn.Module:
+    def build(self, backbone: Backbone | ResNet) -> nn.Module:
         """The backbone with a decoder of queries."""
         o = self.options
         config = DetectorConfig(
-            vit=backbone.config if isinstance(backbone, VisionTransformer) else None,
-            cnn=backbone.config if isinstance(backbone, ResNet) else None,
+            backbone=backbone.config,
             num_classes=len(self.labels),
             num_queries=self.num_queries,
             queries=o.queries,
@@ -146,7 +145,7 @@ class Detect(Task):
             decoder_layers=o.decoder_layers,
             denoise_groups=max(o.denoise_groups, 1),
         )
-        if isinstance(backbone, VisionTransformer):
+        if isinstance(backbone, Backbone):
             rest_pooling(backbone)
         return Detector(config, backbone)
 

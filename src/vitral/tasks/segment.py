@@ -15,8 +15,8 @@ from vitral.data.sources.base import Data
 from vitral.data.sources.coco import mask_to_rle
 from vitral.data.targets import IGNORE, Targets, View
 from vitral.errors import DataError
+from vitral.models.backbone import Backbone
 from vitral.models.segmenter import Segmenter
-from vitral.models.vit import VisionTransformer
 from vitral.tasks.base import Answer, Found, Frame, Task, rest_pooling
 from vitral.tasks.drawing import overlaid
 
@@ -108,8 +108,8 @@ class Segment(Task):
             )
         return data.masks
 
-    def build(self, backbone: VisionTransformer) -> nn.Module:
-        """The ViT with a head for pixels."""
+    def build(self, backbone: Backbone) -> nn.Module:
+        """The backbone with a head for pixels."""
         o = self.options
         config = SegmenterConfig(
             backbone=backbone.config, num_classes=len(self.labels), head=o.head, layers=o.layers, width=o.width

@@ -18,7 +18,8 @@ from vitral.data.sources.base import Data
 from vitral.data.targets import Targets
 from vitral.data.text import Tokens, longest, too_long
 from vitral.data.tokenizer import EOS, PAD, REPLACEMENT, SOS, UNK, Tokenizer, pad, tokenizer_from_dict
-from vitral.errors import DataError
+from vitral.errors import ConfigError, DataError
+from vitral.models.backbone import Backbone
 from vitral.models.generate import Generated, generate
 from vitral.models.seq2seq import Seq2Seq, TextDecoder, TextEncoder
 from vitral.models.vit import VisionTransformer
@@ -164,13 +165,17 @@ class Write(Writes):
     def _row(self, texts: list[str], i: int) -> list[int]:
         return [SOS, *self.tokenizer.encode(texts[i]), EOS]
 
-    def build(self, backbone: VisionTransformer | TextEncoder) -> nn.Module:
+    def build(self, backbone: Backbone | TextEncoder) -> nn.Module:
         """The encoder with a decoder beside it."""
         o = self.options
         decoder = o.config(len(self.tokenizer), self.max_length, o.decoder_layers)
         if isinstance(backbone, VisionTransformer):
             rest_pooling(backbone)
             return Seq2Seq(Seq2SeqConfig(vit=backbone.config, decoder=decoder), backbone)
+        if isinstance(backbone, Backbone):
+            raise ConfigError(
+                f"--task {self.name} needs a ViT (vitral models 'vit*'), got a {type(backbone).__name__}."
+            )
         return Seq2Seq(Seq2SeqConfig(encoder=backbone.config, decoder=decoder), backbone)
 
     def preprocess(self, p: Preprocess) -> Preprocess:

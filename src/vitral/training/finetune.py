@@ -1,17 +1,16 @@
 """What of a model learns: all of it, all but frozen parts, or the head and a low-rank change of the backbone.
 
-Knows the model by its parts' names and by its `backbone`, the ViT inside a model that brings its own head.
+Knows the model by its parts' names and by its `backbone`, the one inside a model that brings its own head.
 """
-
-from typing import Any
 
 from torch import nn
 
 from vitral.config import TrainConfig
 from vitral.errors import ConfigError, unknown_name
+from vitral.models.backbone import backbone_of
 from vitral.models.lora import add_lora, count_trainable, lora_parameters
 from vitral.models.zoo import MODELS
-from vitral.training.optim import layer_of
+from vitral.training.optim import layers_of
 from vitral.weights.load import is_source
 
 
@@ -38,11 +37,6 @@ def require_weights(model: str, what: str) -> None:
         )
 
 
-def backbone_of(model: nn.Module) -> Any:
-    """The ViT inside a model that brings its own head; a plain ViT itself."""
-    return getattr(model, "backbone", model)
-
-
 def freeze(model: nn.Module, parts: str) -> None:
     """Stop the training of parts, words separated by commas: each one or more whole pieces that begin names.
 
@@ -64,11 +58,11 @@ def freeze(model: nn.Module, parts: str) -> None:
 def freeze_layers(model: nn.Module, count: int) -> None:
     """Stop the training of the backbone's first blocks, and of the patches, tokens and positions before them."""
     backbone = backbone_of(model)
-    depth = len(getattr(backbone, "blocks", ()))
+    layers, depth = layers_of(backbone)
     if count > depth:
         raise ConfigError(f"--freeze-layers must be at most the number of blocks, {depth}, got {count}.")
     for name, parameter in backbone.named_parameters():
-        if count and layer_of(name, depth) <= count:
+        if count and layers[name] <= count:
             parameter.requires_grad_(False)
 
 

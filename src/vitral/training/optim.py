@@ -14,13 +14,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitral.config import LoopConfig
+from vitral.models.backbone import Backbone
 from vitral.models.lora import lora_parameters
 from vitral.models.segmenter import ConvHead
 from vitral.nn.patches import ConvStem
 
 # Norms, biases, positions, tokens, LayerScale: decay would pull them from where they belong. A and B of LoRA: decay is
 # there to bound large matrices, and a change of low rank that starts at 0 is bounded by its rank and its steps.
-_NO_DECAY = re.compile(r"(\.bias|_token|pos_embed|latent|gamma|queries\.(anchors|position|content\.weight)|lora_[AB])$")
+_NO_DECAY = re.compile(
+    r"(\.bias|_token|pos_embed|bias_table|latent|gamma|queries\.(anchors|position|content\.weight)|lora_[AB])$"
+)
 
 _IN_BLOCKS = re.compile(
     r"(student\.)?(backbone\.|head\.)?blocks\.|(encoder|decoder)\.(?!token_embed|output|pos_embed|embed|predict)"
@@ -31,16 +34,23 @@ def _decays(name: str, parameter: Tensor) -> bool:
     return parameter.ndim >= 2 and not _NO_DECAY.search(name)
 
 
-def layer_of(name: str, depth: int) -> int:
-    """0 for what comes before the blocks, 1..L for the blocks, L + 1 for what comes after."""
-    name = re.sub(r"^(student\.)?(backbone\.|encoder\.)?", "", name)
-    if block := re.match(r"blocks\.(\d+)\.", name):
-        return int(block[1]) + 1
-    return (
-        0
-        if name.startswith(("patch_embed", "token_embed", "cls_token", "reg_token", "pos_embed", "norm_pre"))
-        else depth + 1
-    )
+def layers_of(model: nn.Module) -> tuple[dict[str, int], int]:
+    """Each parameter's layer: 0 before the blocks, 1..depth for the blocks, depth + 1 for what comes after; and depth.
+
+    A backbone says itself; of an encoder of texts the names tell.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    inside = next(((n, m) for n, m in model.named_modules() if isinstance(m, Backbone)), None)
+    if inside is not None:
+        prefix, backbone = f"{inside[0]}." if inside[0] else "", inside[1]
+        last = backbone.depth + 1
+        own = {name: name.removeprefix(prefix) for name in names if name.startswith(prefix)}
+        return {name: backbone.layer_of(own[name]) if name in own else last for name in names}, backbone.depth
+    short = {name: re.sub(r"^encoder\.", "", name) for name in names}
+    blocks = {name: int(found[1]) + 1 for name in names if (found := re.match(r"blocks\.(\d+)\.", short[name]))}
+    depth = max(blocks.values(), default=0)
+    rest = {name: 0 if short[name].startswith(("token_embed", "pos_embed")) else depth + 1 for name in names}
+    return rest | blocks, depth
 
 
 def make_optimizers(model: nn.Module, config: LoopConfig) -> list[Optimizer]:
@@ -50,15 +60,15 @@ def make_optimizers(model: nn.Module, config: LoopConfig) -> list[Optimizer]:
     Every parameter group carries its own peak rate as `peak_lr`, which the schedule multiplies.
     """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    blocks = (name for name, _ in model.named_parameters() if _IN_BLOCKS.match(name))
-    depth = max((layer_of(name, 0) for name in blocks), default=0)
+    layers, depth = layers_of(model)
     convolutional = (m for m in model.modules() if isinstance(m, ConvStem | ConvHead))
     kernels = {id(p) for m in convolutional for p in m.parameters() if p.ndim == 4}
     lora = {id(p) for p in lora_parameters(model).values()}
     muon, adamw = [], []
     for name, p in named:
-        scale = config.layer_decay ** (depth + 1 - layer_of(name, depth))
-        matrix = id(p) in kernels or (p.ndim == 2 and _IN_BLOCKS.match(name) is not None)
+        scale = config.layer_decay ** (depth + 1 - layers[name])
+        in_blocks = 1 <= layers[name] <= depth or _IN_BLOCKS.match(name) is not None
+        matrix = id(p) in kernels or (p.ndim in (2, 4) and in_blocks and _decays(name, p))
         to_muon = config.optimizer == "muon" and matrix and id(p) not in lora
         peak = (config.muon_lr if to_muon else config.lr) * scale
         decay = config.weight_decay if _decays(name, p) else 0.0

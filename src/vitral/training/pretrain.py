@@ -6,11 +6,13 @@ from typing import Any
 
 import torch
 
-from vitral.config import PretrainConfig
+from vitral.config import PretrainConfig, ViTConfig
 from vitral.data.loader import TrainLoader
 from vitral.data.sources.base import Data
 from vitral.data.targets import Values
-from vitral.errors import DataError
+from vitral.errors import ConfigError, DataError
+from vitral.models.vit import VisionTransformer
+from vitral.models.zoo import MODELS
 from vitral.tasks.dino import DINO
 from vitral.tasks.mae import MAE
 from vitral.tasks.method import Method
@@ -20,7 +22,7 @@ from vitral.training.distributed import Processes, processes
 from vitral.training.log import RunLog
 from vitral.training.loop import Hooks, fit
 from vitral.training.precision import resolve_device, resolve_precision
-from vitral.training.session import Run, make_vit, open_run, provenance, signals
+from vitral.training.session import Run, make_backbone, open_run, provenance, signals
 from vitral.weights.atomic import save_tensors, write_atomically
 from vitral.weights.load import is_source
 from vitral.weights.rundir import CONFIG, PRETRAIN, WEIGHTS, architecture_of, config_document
@@ -36,9 +38,18 @@ def make_method(config: PretrainConfig, in_chans: int, who: Processes) -> Method
     torch.manual_seed(config.seed)  # of the heads
     given = is_source(config.model)
     if config.method == "dino":
-        return DINO(make_vit(config, in_chans, num_classes=0), config, given, who.mean)
+        return DINO(_make_vit(config, in_chans), config, given, who.mean)
     # No part of MAE's loss reads [CLS]: what it learns is in the patches.
-    return MAE(make_vit(config, in_chans, num_classes=0, global_pool="mean"), config, given)
+    return MAE(_make_vit(config, in_chans, global_pool="mean"), config, given)
+
+
+def _make_vit(config: PretrainConfig, in_chans: int, **fresh: Any) -> VisionTransformer:
+    """The ViT that is asked for: both methods hide or reorder its tokens."""
+    named = MODELS.get(config.model)
+    made = None if named and not isinstance(named.config, ViTConfig) else make_backbone(config, in_chans, 0, **fresh)
+    if not isinstance(made, VisionTransformer):
+        raise ConfigError(f"--method {config.method} is for ViTs (vitral models 'vit*'), and {config.model} is none.")
+    return made
 
 
 def pretrain_model(

@@ -22,12 +22,12 @@ from vitral.data.sources.base import Data
 from vitral.data.text import tokenized
 from vitral.data.tokenizer import PAD
 from vitral.errors import CheckpointError, ConfigError
+from vitral.models.backbone import Backbone
 from vitral.models.cnn import ResNet
 from vitral.models.init import init_weights
 from vitral.models.lora import merge_lora
 from vitral.models.seq2seq import TextEncoder
-from vitral.models.vit import VisionTransformer
-from vitral.models.zoo import create_model
+from vitral.models.zoo import create_model, model_spec
 from vitral.tasks.base import Found, Task
 from vitral.tasks.open import make_inputs, make_task
 from vitral.training.card import model_card
@@ -142,12 +142,12 @@ def _make_model(data: Data, config: TrainConfig, task: Task, texts: TextInputs |
     backbone: Any
     if config.model in get_args(ResNetKind):
         if task.name != "detect":
-            raise ConfigError(f"{config.model} is a backbone for --task detect; here name a ViT (vitral models).")
+            raise ConfigError(f"{config.model} is a backbone for --task detect; here name another (vitral models).")
         in_chans = data.in_chans
         backbone = ResNet(ResNetConfig(kind=config.model, in_chans=in_chans, num_classes=0))  # type: ignore[arg-type]
         backbone.preprocess = Preprocess(img_size=config.img_size or 224).for_channels(in_chans)
     else:
-        backbone = make_vit(config, data.in_chans, task.outputs)
+        backbone = make_backbone(config, data.in_chans, task.outputs)
         if task.outputs and backbone.labels not in (None, task.labels):
             init_weights(backbone.head)  # as many outputs, but learnt for others
     model = task.build(backbone)
@@ -155,12 +155,14 @@ def _make_model(data: Data, config: TrainConfig, task: Task, texts: TextInputs |
     return model.to(device)
 
 
-def make_vit(config: LoopConfig, in_chans: int, num_classes: int, **fresh: Any) -> VisionTransformer:
-    """The ViT that is asked for, from weights or, with options of its own, fresh."""
+def make_backbone(config: LoopConfig, in_chans: int, num_classes: int, **fresh: Any) -> Backbone:
+    """The model that is asked for, from weights or, with options of its own, fresh."""
     options: dict[str, Any] = {"in_chans": in_chans, "num_classes": num_classes}
     options |= {name: value for name in ("img_size", "patch_size") if (value := getattr(config, name)) is not None}
     if not is_source(config.model):
-        return create_model(config.model, seed=config.seed, drop_path_rate=config.drop_path_rate, **options, **fresh)
+        if hasattr(model_spec(config.model).config, "drop_path_rate"):  # not every network has branches to drop
+            options["drop_path_rate"] = config.drop_path_rate
+        return create_model(config.model, seed=config.seed, **options, **fresh)
     return with_stochastic_depth(load_backbone(config.model, **options), config.drop_path_rate)
 
 

@@ -112,7 +112,7 @@ def load_detector(
     report.dropped += list(plan.dropped.items())
     report.unexpected += plan.unexpected
     report.settings += [(name, str(getattr(config, name)), why) for name, why in reasons.items() if name != "dilation"]
-    report.settings.append(("dilation", str(found.cnn and found.cnn.dilation), reasons["dilation"]))
+    report.settings.append(("dilation", str(getattr(found.backbone, "dilation", None)), reasons["dilation"]))
     tensors = read_plan(plan, report)
     refuse_broken(tensors, report.source)
     _adapt(tensors, found, config, report)
@@ -156,7 +156,7 @@ def _target(config: DetectorConfig, num_classes: int | None, in_chans: int | Non
     """The config of the detector that is asked for."""
     options: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
     if in_chans is not None:
-        options["vit" if config.vit else "cnn"] = replace(config.backbone, in_chans=in_chans)
+        options["backbone"] = replace(config.backbone, in_chans=in_chans)
     return replace(config, **options)
 
 
@@ -204,7 +204,7 @@ def read_config(file: WeightFile, plan: Plan, num_heads: int | None) -> tuple[De
         if num_heads is not None:
             told["num_heads"], reasons["num_heads"] = num_heads, "as asked"
         dilation = told.pop("dilation")
-        config = DetectorConfig(**_from_shapes(shapes), cnn=_backbone(shapes, dilation), **told)
+        config = DetectorConfig(**_from_shapes(shapes), backbone=_backbone(shapes, dilation), **told)
     except CheckpointError:
         raise
     except KeyError as error:

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from vitral.config import HUB, ViTConfig
 from vitral.errors import CheckpointError, ConfigError
+from vitral.models.backbone import Backbone, backbone_of
+from vitral.models.build import build_backbone
 from vitral.models.detector import Detector
 from vitral.models.init import blank, init_weights
 from vitral.models.vit import VisionTransformer
@@ -90,19 +92,21 @@ def load_model(
     return model.eval()
 
 
-def load_backbone(source: str, **asked: Any) -> VisionTransformer:
-    """A ViT to start from, adapted as `load_model` does: the model itself, or the one inside a run of another task."""
+def load_backbone(source: str, **asked: Any) -> Backbone:
+    """A model to start from, adapted as `load_model` does: itself, or the one inside a run of another task."""
     path = locate(source)
     if path.is_dir() and is_run(path):
         model = load_run(path)
-        backbone = getattr(model, "backbone", model)
-        if not isinstance(backbone, VisionTransformer):
-            raise ConfigError(f"{source} is a run without a ViT; training starts from one, or from a named model.")
+        backbone = backbone_of(model)
+        if not isinstance(backbone, Backbone):
+            raise ConfigError(
+                f"{source} is a run without a ViT or its like; training starts from one, or from a named model."
+            )
         backbone.preprocess = model.preprocess  # type: ignore[assignment]
-        return cast(VisionTransformer, _adapt_run(backbone, path, asked))
+        return cast(Backbone, _adapt_run(backbone, path, asked))
     model = load_model(source, quiet=True, **asked)
-    if not isinstance(model, VisionTransformer):
-        raise ConfigError(f"{source} is a detector; training starts from a plain ViT.")
+    if not isinstance(model, Backbone):
+        raise ConfigError(f"{source} is a detector; training starts from a plain ViT or its like.")
     return model
 
 
@@ -111,11 +115,11 @@ def is_source(name: str) -> bool:
     return name not in MODELS and (name.startswith(HUB) or Path(name).exists())
 
 
-def with_stochastic_depth(model: VisionTransformer, rate: float) -> VisionTransformer:
-    """The same weights in a model that drops branches at random while it trains."""
-    if rate == model.config.drop_path_rate:
+def with_stochastic_depth(model: Backbone, rate: float) -> Backbone:
+    """The same weights in a model that drops branches at random while it trains, where it can."""
+    if rate == getattr(model.config, "drop_path_rate", rate):
         return model
-    again = blank(lambda: VisionTransformer(replace(model.config, drop_path_rate=rate)))
+    again = blank(lambda: build_backbone(replace(model.config, drop_path_rate=rate)))
     again.load_state_dict(model.state_dict(), assign=True)
     again.preprocess, again.labels, again.load_report = model.preprocess, model.labels, model.load_report
     return again

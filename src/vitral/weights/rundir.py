@@ -9,19 +9,20 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from vitral.config import DetectorConfig, Preprocess, SegmenterConfig, Seq2SeqConfig, TextConfig, ViTConfig
+from vitral.config import BackboneConfig, DetectorConfig, Preprocess, SegmenterConfig, Seq2SeqConfig, TextConfig
 from vitral.errors import CheckpointError
+from vitral.models.backbone import Backbone
+from vitral.models.build import BACKBONES
 from vitral.models.detector import Detector
 from vitral.models.init import blank
 from vitral.models.segmenter import Segmenter
 from vitral.models.seq2seq import Seq2Seq, TextDecoder, TextEncoder
-from vitral.models.vit import VisionTransformer
 from vitral.weights.files import read_json
 
-AnyConfig = ViTConfig | SegmenterConfig | DetectorConfig | Seq2SeqConfig | TextConfig
-AnyModel = VisionTransformer | Segmenter | Detector | Seq2Seq | TextEncoder | TextDecoder
+AnyConfig = BackboneConfig | SegmenterConfig | DetectorConfig | Seq2SeqConfig | TextConfig
+AnyModel = Backbone | Segmenter | Detector | Seq2Seq | TextEncoder | TextDecoder
 ARCHITECTURES: dict[str, tuple[type[AnyConfig], Any]] = {
-    "vit": (ViTConfig, VisionTransformer),
+    **BACKBONES,
     "segmenter": (SegmenterConfig, Segmenter),
     "detector": (DetectorConfig, Detector),
     "seq2seq": (Seq2SeqConfig, Seq2Seq),
