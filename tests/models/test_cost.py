@@ -5,8 +5,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from helpers import images
-from vitral.config import Activation, ViTConfig
+from vitral.config import Activation, SwinConfig, ViTConfig
+from vitral.models.build import build_backbone
 from vitral.models.cost import model_cost, receptive_field
+from vitral.models.init import blank
+from vitral.models.swin import SwinStage, SwinTransformer
 from vitral.models.vit import VisionTransformer
 from vitral.models.zoo import MODELS, model_spec
 
@@ -17,6 +20,8 @@ GOLDEN = {  # parameters, multiply-adds in 10^9
     "vit_base_patch16_384": (86_859_496, 55.484),
     "vit_base_patch32_224": (88_224_232, None),
     "vit_large_patch16_224": (304_326_632, 61.555),
+    "swin_tiny_patch4_window7_224": (28_288_354, None),
+    "swin_base_patch4_window12_384": (87_903_584, None),
 }
 
 
@@ -40,8 +45,7 @@ def test_golden_tokens():
 @pytest.mark.parametrize("name", MODELS)
 def test_parameters_are_those_of_the_built_model(name):
     config = MODELS[name].config
-    with torch.device("meta"):
-        model = VisionTransformer(config)
+    model = blank(lambda: build_backbone(config))
     assert model_cost(config).params == sum(p.numel() for p in model.parameters())
 
 
@@ -113,3 +117,68 @@ def test_activations_are_what_training_keeps_in_the_blocks(options):
             z = block(z)
     small_print = 64 * config.depth * 4  # seeds and offsets of the attention kernel
     assert abs(sum(kept.values()) - model_cost(config).activation_bytes) <= small_print
+
+
+# ---- Swin ----
+
+SWIN = {"patch_size": 2, "embed_dim": 12, "depths": (2, 1, 3), "num_heads": (2, 3, 6), "num_classes": 5}
+
+
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [
+        ((24, 36), {"window_size": 3}),
+        ((25, 31), {"window_size": 3, "patch_size": (2, 4), "in_chans": 1}),  # padded to patches, windows and pairs
+        ((10, 62), {"window_size": (7, 4, 2), "mlp_ratio": 2.3, "qkv_bias": False}),  # windows larger than the map
+        ((1, 1), {"num_classes": 0}),
+    ],
+)
+def test_counts_are_those_of_the_built_swin(size, options):
+    config = SwinConfig(img_size=size, **(SWIN | options))
+    model, cost = SwinTransformer(config).eval(), model_cost(config)
+    assert cost.params == sum(p.numel() for p in model.parameters())
+    x = images(1, config.in_chans, *size)
+    with (
+        FlopCounterMode(display=False) as counter,
+        torch.no_grad(),
+        torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+    ):
+        maps = model.intermediate(x)
+        model.forward_head(maps[-1].flatten(2).mT)
+    assert 2 * cost.macs == counter.get_total_flops()
+    assert cost.maps == tuple(tuple(m.shape[2:]) for m in maps)
+    assert cost.tokens == maps[0][0, 0].numel()
+    rows = model.attention(x, [0])[0]  # (1, w, h, n, n)
+    assert cost.attention_entries == rows[0, :, 0].numel()
+
+
+def test_swin_grows_with_the_tokens_and_a_vit_with_their_square():
+    def growth(name):
+        small, large = (model_cost(model_spec(name, img_size=side).config) for side in (224, 896))
+        return large.macs_by_part["attention"] / small.macs_by_part["attention"], large.tokens / small.tokens
+
+    attention, tokens = growth("swin_tiny_patch4_window7_224")
+    assert attention == tokens == 16
+    attention, tokens = growth("vit_small_patch16_224")
+    assert attention == pytest.approx(tokens**2)
+
+
+def test_swin_activations_are_about_what_training_keeps():
+    """A little more is kept: the maps that were rolled, and the biases."""
+    config = SwinConfig(img_size=32, **(SWIN | {"embed_dim": 24, "window_size": 4}))
+    model = SwinTransformer(config).train()
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept, held = {}, []
+
+    def keep(t):
+        held.append(t)
+        if t.untyped_storage().data_ptr() not in weights:
+            kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    z = model.embed_patches(images(4, 3, 32, 32))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        for stage in model.layers:
+            assert isinstance(stage, SwinStage)
+            z = stage(z)
+    assert 0.95 < sum(kept.values()) / (4 * model_cost(config).activation_bytes) < 1.25

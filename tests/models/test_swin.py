@@ -9,7 +9,8 @@ from helpers import difference, images, redraw
 from vitral.config import SwinConfig
 from vitral.errors import ConfigError, InputError
 from vitral.models.init import blank
-from vitral.models.swin import SWINS, PatchMerging, SwinTransformer, WindowAttention, Windows, init_swin
+from vitral.models.swin import PatchMerging, SwinTransformer, WindowAttention, Windows, init_swin
+from vitral.models.zoo import MODELS
 from vitral.nn.patches import patchify
 
 SMALL = {
@@ -460,7 +461,7 @@ class TestConfig:
         ],
     )
     def test_published_sizes(self, name, params):
-        model = blank(lambda: SwinTransformer(SWINS[name]))
+        model = blank(lambda: SwinTransformer(MODELS[name].config))
         assert sum(p.numel() for p in model.parameters()) == params
         side = int(name.rpartition("_")[2])
         assert model.preprocess.img_size == (side, side)

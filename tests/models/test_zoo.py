@@ -5,6 +5,7 @@ import vitral
 from helpers import difference, images
 from vitral.config import Preprocess
 from vitral.errors import ConfigError, UnknownNameError
+from vitral.models.build import build_backbone
 from vitral.models.vit import VisionTransformer
 from vitral.models.zoo import FAMILIES, MODELS, SIZES, create_model, list_models, model_spec
 
@@ -31,7 +32,7 @@ def test_every_size_and_family_is_used():
 def test_every_model_can_be_built_and_says_how_to_prepare_its_images(name):
     spec = MODELS[name]
     with torch.device("meta"):
-        model = VisionTransformer(spec.config)
+        model = build_backbone(spec.config)
         x = torch.empty(2, spec.config.in_chans, *spec.config.image)
         y = model(x)
     assert y.shape == (2, spec.config.num_classes or spec.config.pooled_dim)
@@ -98,7 +99,26 @@ SETTINGS = {  # eps, activation, mean and std, resize, crop, position resize, ro
 
 
 def test_the_settings_cover_every_family():
-    assert {MODELS[name].family for name in SETTINGS} == set(FAMILIES)
+    assert {MODELS[name].family for name in SETTINGS} == set(FAMILIES) - {"swin"}
+
+
+@pytest.mark.parametrize(
+    ("name", "crop"), [("swin_tiny_patch4_window7_224", 0.9), ("swin_base_patch4_window12_384", 1)]
+)
+def test_settings_of_swin(name, crop):
+    c, p = MODELS[name].config, MODELS[name].preprocess
+    assert (c.norm_eps, c.act, c.mlp_ratio) == (1e-5, "gelu", 4)
+    assert p == Preprocess(img_size=c.image, crop_pct=crop)
+
+
+def test_a_swin_by_its_name():
+    assert "swin_tiny_patch4_window7_224" in list_models("swin*")
+    a, b = (create_model("swin_micro_patch2_window4_32", seed=3, num_classes=7, img_size=(20, 27)) for _ in range(2))
+    assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+    assert a(images(2, 3, 20, 27)).shape == (2, 7)
+    assert a.preprocess.img_size == (20, 27)
+    with pytest.raises(UnknownNameError, match="unknown option 'depth'; did you mean depths"):
+        create_model("swin_micro_patch2_window4_32", depth=3)
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -13,13 +13,17 @@ from helpers import difference, images, redraw
 from peers import import_timm, import_transformers
 from vitral.config import SwinConfig
 from vitral.models.init import blank
-from vitral.models.swin import SWINS, PatchMerging, SwinTransformer
+from vitral.models.swin import PatchMerging, SwinTransformer
+from vitral.models.zoo import MODELS, list_models
 from vitral.weights.files import open_weights
+from vitral.weights.load import load_model
+from vitral.weights.save import save_model
 from vitral.weights.swin import load_swin, resize_bias, write_names
 
 timm = import_timm()
 transformers = import_transformers()
 
+SWINS = {name: MODELS[name].config for name in list_models("swin_*") if MODELS[name].family == "swin"}
 LABELS = dict(enumerate(["ant", "bee", "cat", "dog", "elk"]))
 SMALL = {"embed_dim": 12, "depths": (2, 3, 2), "num_heads": (2, 3, 6), "window_size": 3, "mlp_ratio": 2.5}
 
@@ -195,6 +199,38 @@ def test_hugging_face_reads_what_is_written_for_it(tmp_path):
     save_file(write_names(ours.state_dict(), "huggingface"), tmp_path / "model.safetensors")
     again = transformers.SwinForImageClassification.from_pretrained(tmp_path, attn_implementation="eager")
     assert same(ours, again.eval(), images(2, 3, 48, 48))
+
+
+# ---- what save_model writes ----
+
+
+@pytest.mark.parametrize(("side", "window"), [(48, 3), (48, (4, 2, 3)), (32, 4)])
+def test_timm_makes_the_model_from_what_is_written(side, window, tmp_path):
+    """At 32 the last map is smaller than the window, and the tables are cut to it."""
+    options = SMALL | {"img_size": side, "window_size": window, "num_classes": 5}
+    ours = redraw(SwinTransformer(SwinConfig(**options)), seed=2)
+    notes = save_model(ours, tmp_path, "timm")
+    assert bool(notes) == (side == 32)
+    theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    assert same(ours, theirs, images(2, 3, side, side))
+    again = load_model(tmp_path, quiet=True)
+    assert again.config.image == (side, side)
+    assert same(again, theirs, images(2, 3, side, side))
+
+
+@pytest.mark.parametrize("classes", [5, 0])
+def test_hugging_face_makes_the_model_from_what_is_written(classes, tmp_path):
+    options = SMALL | {"img_size": 48, "num_classes": classes, "act": "gelu_tanh", "norm_eps": 1e-5}
+    ours = redraw(SwinTransformer(SwinConfig(**options)), seed=2)
+    assert save_model(ours, tmp_path, "huggingface") == []
+    kind = transformers.SwinForImageClassification if classes else transformers.SwinModel
+    theirs = kind.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    x = images(2, 3, 48, 48)
+    with torch.no_grad():
+        if classes:
+            assert same(ours, theirs, x)
+        else:
+            assert difference(ours.forward_features(x), theirs(x).last_hidden_state) < 1e-5
 
 
 # ---- parts ----

@@ -1,18 +1,23 @@
 """Swin's files: whose they are, what becomes of each tensor, what is asked of them and what is refused."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
+import vitral
 from helpers import difference, images, redraw
 from vitral.config import SwinConfig
 from vitral.errors import CheckpointError, ConfigError
 from vitral.models.swin import SwinTransformer
+from vitral.weights.detect import is_swin
 from vitral.weights.files import open_weights
-from vitral.weights.swin import adapt_swin, is_swin, layout_of, load_swin, read_names, resize_bias, write_names
+from vitral.weights.inspect import inspect_weights
+from vitral.weights.save import save_model
+from vitral.weights.swin import adapt_swin, layout_of, load_swin, read_names, resize_bias, write_names
 
 CONFIG = SwinConfig(
     img_size=24, patch_size=2, num_classes=7, embed_dim=10, depths=(2, 1, 3), num_heads=(2, 5, 4), window_size=3,
@@ -295,6 +300,7 @@ class TestWhatIsAsked:
     @torch.no_grad()
     def test_a_run_of_our_own(self, model, tmp_path):
         model.labels = list("abcdefg")
+        model.preprocess = replace(model.preprocess, crop_pct=12 / 13)  # Hugging Face counts the short side in pixels
         same = adapt_swin(model, tmp_path, img_size=(32, 48))
         x = images(2, 3, 32, 48)
         assert torch.equal(same(x), model(x))
@@ -413,3 +419,69 @@ class TestWhatIsRefused:
         plan, layout = read_names(file)
         assert layout == "huggingface"
         assert plan.shapes() == {name: tuple(t.shape) for name, t in model.state_dict().items()}
+
+
+# ---- by the public functions ----
+
+
+class TestPublic:
+    @pytest.mark.parametrize("layout", ["vitral", "timm", "huggingface"])
+    def test_a_model_comes_back_from_every_layout(self, layout, model, tmp_path):
+        model.labels = list("abcdefg")
+        model.preprocess = replace(model.preprocess, crop_pct=12 / 13)  # Hugging Face counts the short side in pixels
+        assert save_model(model, tmp_path / "x", layout) == []
+        again = vitral.load_model(tmp_path / "x", quiet=True)
+        assert isinstance(again, SwinTransformer)
+        assert again.config == model.config
+        assert again.labels == model.labels
+        assert again.preprocess == model.preprocess
+        x = images(2, 3, 21, 30)
+        with torch.no_grad():
+            assert torch.equal(again(x), model(x))
+        found = inspect_weights(str(tmp_path / "x"))
+        assert not found.problem
+        assert {name: value for name, value, _ in found.settings}["depths"] == (2, 1, 3)
+        assert found.params == sum(p.numel() for p in model.parameters())
+
+    @pytest.mark.parametrize("layout", ["vitral", "timm"])
+    def test_what_is_asked_for(self, layout, model, tmp_path, capsys):
+        save_model(model, tmp_path / "x", layout)
+        again = vitral.load_model(tmp_path / "x", num_classes=3, img_size=(30, 41), in_chans=1)
+        assert again(images(2, 1, 30, 41)).shape == (2, 3)
+        assert again.preprocess.img_size == (30, 41)
+        assert len(again.preprocess.mean) == 1
+        assert ("Swin" in capsys.readouterr().err) == (layout == "timm")
+        kept = vitral.load_model(tmp_path / "x", img_size=(30, 41), quiet=True)
+        x = images(2, 3, 30, 41)
+        with torch.no_grad():
+            assert torch.equal(kept(x), model(x))  # no weight depends on the size
+
+    def test_a_file_of_the_authors(self, model, tmp_path):
+        torch.save({"model": write_names(model.state_dict(), "official")}, tmp_path / "swin.pth")
+        again = vitral.load_model(tmp_path / "swin.pth", quiet=True)
+        with torch.no_grad():
+            assert torch.equal(again(images(2, 3, 24, 24)), model(images(2, 3, 24, 24)))
+        found = inspect_weights(str(tmp_path / "swin.pth"))
+        assert found.layout == "Swin of its authors, told by its tensor names"
+        assert not found.problem
+
+    def test_what_is_refused(self, model, tmp_path):
+        with pytest.raises(
+            ConfigError, match="SwinTransformer cannot be written in the layout google; it can as vitral"
+        ):
+            save_model(model, tmp_path / "x.npz", "google")
+        save_model(model, tmp_path / "x", "timm")
+        with pytest.raises(ConfigError, match="is a Swin, whose shapes tell all: it takes no family"):
+            vitral.load_model(tmp_path / "x", family="dino")
+        odd = SwinTransformer(SwinConfig(**(CONFIG.to_dict() | {"window_size": (3, 2, 2), "act": "relu"})))
+        with pytest.raises(ConfigError, match="exact GELU, this model relu"):
+            save_model(odd, tmp_path / "y", "timm")
+        with pytest.raises(ConfigError, match=r"one window for all stages .* windows of \(3, 2, 2\)"):
+            save_model(odd, tmp_path / "y", "huggingface")
+        v2 = {
+            "layers.0.blocks.0.attn.logit_scale": torch.zeros(2),
+            "layers.0.blocks.0.attn.qkv.weight": torch.zeros(6, 2),
+        }
+        save_file(v2, tmp_path / "v2.safetensors")
+        with pytest.raises(CheckpointError, match="a model around Swin, or Swin V2"):
+            vitral.load_model(tmp_path / "v2.safetensors")

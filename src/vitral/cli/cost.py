@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import tyro
 
 from vitral.cli.output import human, print_json, print_table
-from vitral.config import ViTConfig
+from vitral.config import BackboneConfig, SwinConfig, ViTConfig
 from vitral.models.cost import Cost, model_cost
 from vitral.models.zoo import model_spec
 
@@ -20,7 +20,8 @@ def _over(metavar: str) -> Any:
 class Options:
     """Say what a model costs, without building it, and how that grows as patches get smaller.
 
-    Examples: vitral cost vit_base_patch16_224; vitral cost vit_small_patch16_224 --img-size 480 640 --json
+    Examples: vitral cost vit_base_patch16_224; vitral cost vit_small_patch16_224 --img-size 480 640 --json;
+    vitral cost swin_tiny_patch4_window7_224 --img-size 896
     """
 
     model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
@@ -34,11 +35,13 @@ class Options:
     num_classes: Annotated[int | None, _over("K")] = None
     """Outputs of the head; 0 for none."""
     embed_dim: Annotated[int | None, _over("D")] = None
-    """Width of a token."""
+    """Width of a token; of a Swin that of the first stage."""
     depth: Annotated[int | None, _over("L")] = None
-    """Number of blocks."""
+    """Number of blocks of a ViT."""
     num_heads: Annotated[int | None, _over("h")] = None
-    """Number of attention heads."""
+    """Number of attention heads of a ViT."""
+    window_size: Annotated[int | None, _over("M")] = None
+    """Side of a Swin's windows, in tokens."""
     mlp_ratio: Annotated[float | None, _over("RATIO")] = None
     """Width of the MLP as a multiple of D."""
     reg_tokens: Annotated[int | None, _over("R")] = None
@@ -50,7 +53,7 @@ class Options:
 def run(options: Options) -> None:
     """Print the costs."""
     config = model_spec(options.model, **_overrides(options)).config
-    cost, sweep = model_cost(config), patch_sweep(config)
+    cost, sweep = model_cost(config), patch_sweep(config) if isinstance(config, ViTConfig) else {}
     if options.json:
         print_json(
             {
@@ -70,7 +73,8 @@ def run(options: Options) -> None:
         )
         return
     _print_cost(options.model, config, cost)
-    _print_sweep(config, sweep)
+    if isinstance(config, ViTConfig):
+        _print_sweep(config, sweep)
 
 
 def _overrides(options: Options) -> dict[str, Any]:
@@ -91,17 +95,36 @@ def patch_sweep(config: ViTConfig) -> dict[int, Cost]:
     return {p: model_cost(replace(config, patch_size=p)) for p in sorted(sizes)}
 
 
-def _print_cost(name: str, c: ViTConfig, cost: Cost) -> None:
-    image = f"{c.image[0]}x{c.image[1]}x{c.in_chans}"
+_ENTRIES = {False: "per head: tokens squared", True: "per head: tokens times those of a window, in the first stage"}
+
+
+def _shape(c: BackboneConfig) -> str:
+    """The options that make its size, in the letters of the paper."""
+    patch = f"patch {c.patch[0]}x{c.patch[1]}"
+    if isinstance(c, SwinConfig):
+        depths, heads, windows = (", ".join(map(str, each)) for each in (c.depths, c.num_heads, sorted({*c.windows})))
+        return f"{patch}, C {c.embed_dim}, blocks {depths}, h {heads}, windows of {windows}"
+    return f"{patch}, D {c.embed_dim}, L {c.depth}, h {c.num_heads}"
+
+
+def _tokens_row(c: BackboneConfig, cost: Cost) -> list[str]:
+    if isinstance(c, SwinConfig):
+        by_stage = [rows * columns for rows, columns in cost.maps]
+        return ["tokens", " > ".join(f"{tokens:,}" for tokens in by_stage), "stage by stage"]
+    return ["tokens", f"{cost.tokens:,}", f"with {c.prefix_tokens} before the patches"]
+
+
+def _print_cost(name: str, c: BackboneConfig, cost: Cost) -> None:
+    windows = isinstance(c, SwinConfig)
     print_table(
-        f"{name}: image {image}, patch {c.patch[0]}x{c.patch[1]}, D {c.embed_dim}, L {c.depth}, h {c.num_heads}",
+        f"{name}: image {c.image[0]}x{c.image[1]}x{c.in_chans}, {_shape(c)}",
         ["one image", "", ""],
         [
             ["patches", f"{cost.patches:,}", f"{cost.grid[0]} x {cost.grid[1]}"],
-            ["tokens", f"{cost.tokens:,}", f"with {c.prefix_tokens} before the patches"],
+            _tokens_row(c, cost),
             ["parameters", f"{cost.params:,}", human(4 * cost.params, "B") + " in fp32"],
             ["multiply-adds", f"{cost.macs:,}", f"{cost.macs / 1e9:.3f} G"],
-            ["attention entries", f"{cost.attention_entries:,}", "per head: tokens squared"],
+            ["attention entries", f"{cost.attention_entries:,}", _ENTRIES[windows]],
             ["attention memory", human(cost.attention_bytes, "B"), "per block, if it were written out"],
             ["activations kept", human(cost.activation_bytes, "B"), "for training, fp32, fused attention"],
         ],

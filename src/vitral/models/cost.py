@@ -1,13 +1,13 @@
-"""What a ViT costs, from its config alone: tokens, parameters, multiply-adds, memory. Builds no model, needs no torch.
+"""What a model costs, from its config alone: tokens, parameters, multiply-adds, memory. Builds nothing, needs no torch.
 
-T tokens (patches and prefix), D width, L depth, h heads.
+T tokens (patches and prefix), D width, L depth, h heads; of a Swin C width of a stage, M side and n tokens of a window.
 """
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from vitral.config import ViTConfig
+from vitral.config import BackboneConfig, SwinConfig, ViTConfig
 
 BYTES = 4  # fp32
 
@@ -20,16 +20,18 @@ class Cost:
     """Rows and columns of patches."""
     patches: int
     tokens: int
-    """Patches and prefix tokens: the length of the sequence."""
+    """Patches and prefix tokens: the length of the sequence, of a pyramid that of the first stage."""
     params_by_part: dict[str, int]
     macs_by_part: dict[str, int]
     """Multiply-adds of the matrix products and convolutions."""
     attention_entries: int
-    """tokens^2, the entries of one head's softmax matrix."""
+    """tokens^2, the entries of one head's softmax matrix; with windows those of all, in the first stage."""
     attention_bytes: int
     """The softmax matrices of all heads of one block, were they written out (a fused kernel does not)."""
     activation_bytes: int
     """What training keeps for the backward pass, with fused attention and no dropout."""
+    maps: tuple[tuple[int, int], ...]
+    """Rows and columns of the map of each stage; a ViT has one."""
 
     @property
     def params(self) -> int:
@@ -46,8 +48,12 @@ class Cost:
         return asdict(self) | {"params": self.params, "macs": self.macs}
 
 
-def model_cost(c: ViTConfig) -> Cost:
+def model_cost(c: BackboneConfig) -> Cost:
     """Count the costs of one image of the config's size."""
+    return _swin_cost(c) if isinstance(c, SwinConfig) else _vit_cost(c)
+
+
+def _vit_cost(c: ViTConfig) -> Cost:
     patches = c.grid[0] * c.grid[1]
     T = patches + c.prefix_tokens
     return Cost(
@@ -59,6 +65,7 @@ def model_cost(c: ViTConfig) -> Cost:
         attention_entries=T * T,
         attention_bytes=c.num_heads * T * T * BYTES,
         activation_bytes=_activations(c, T) * BYTES,
+        maps=(c.grid,),
     )
 
 
@@ -148,3 +155,85 @@ def _activations(c: ViTConfig, T: int) -> int:
     mlp = before + c.mlp_hidden  # what the activation keeps, and the input of the second layer
     scaled = 2 * D if c.init_values is not None else 0
     return c.depth * T * (inputs + mlp + scaled + 4 + c.num_heads)
+
+
+# ---- Swin ----
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """One stage: L blocks of width C and h heads on T tokens, in windows of n; padding makes T of them `padded`."""
+
+    C: int
+    L: int
+    h: int
+    M: int
+    T: int
+    padded: int
+    n: int
+    grid: tuple[int, int]
+
+
+def _stages(c: SwinConfig) -> list[_Stage]:
+    H, W = (-(-side // P) for side, P in zip(c.image, c.patch, strict=True))
+    stages = []
+    for C, L, h, M in zip(c.dims, c.depths, c.num_heads, c.windows, strict=True):
+        M_h, M_w = min(M, H), min(M, W)
+        padded = -(-H // M_h) * M_h * -(-W // M_w) * M_w
+        stages.append(_Stage(C, L, h, M, H * W, padded, M_h * M_w, (H, W)))
+        H, W = -(-H // 2), -(-W // 2)
+    return stages
+
+
+def _swin_cost(c: SwinConfig) -> Cost:
+    stages = _stages(c)
+    first = stages[0]
+    return Cost(
+        grid=first.grid,
+        patches=first.T,
+        tokens=first.T,
+        params_by_part=_swin_params(c, stages),
+        macs_by_part=_swin_macs(c, stages),
+        attention_entries=first.padded * first.n,
+        attention_bytes=max(s.h * s.padded * s.n for s in stages) * BYTES,
+        activation_bytes=sum(_swin_activations(c, s) for s in stages) * BYTES,
+        maps=tuple(s.grid for s in stages),
+    )
+
+
+def _swin_params(c: SwinConfig, stages: list[_Stage]) -> dict[str, int]:
+    counts = {
+        "patch embedding": c.patch[0] * c.patch[1] * c.in_chans * c.embed_dim + 3 * c.embed_dim,  # bias and norm
+        "query, key, value": sum(s.L * _linear(s.C, 3 * s.C, c.qkv_bias) for s in stages),
+        "position biases": sum(s.L * (2 * s.M - 1) ** 2 * s.h for s in stages),
+        "projection": sum(s.L * _linear(s.C, s.C) for s in stages),
+        "mlp": sum(s.L * (_linear(s.C, _width(c, s)) + _linear(_width(c, s), s.C)) for s in stages),
+        "merging": sum(4 * s.C + 2 * s.C * s.C for s in stages[1:]),  # a norm and a matrix, from C / 2 four times to C
+        "norms": sum(s.L * 4 * s.C for s in stages) + 2 * c.pooled_dim,
+        "head": _linear(c.pooled_dim, c.num_classes) if c.num_classes else 0,
+    }
+    return {part: count for part, count in counts.items() if count}
+
+
+def _swin_macs(c: SwinConfig, stages: list[_Stage]) -> dict[str, int]:
+    counts = {
+        "patch embedding": stages[0].T * c.patch[0] * c.patch[1] * c.in_chans * c.embed_dim,
+        "query, key, value": sum(s.L * s.padded * s.C * 3 * s.C for s in stages),
+        "attention": sum(s.L * 2 * s.padded * s.n * s.C for s in stages),  # in each window Q K^T, and times V
+        "projection": sum(s.L * s.T * s.C * s.C for s in stages),
+        "mlp": sum(s.L * s.T * 2 * s.C * _width(c, s) for s in stages),
+        "merging": sum(s.T * 2 * s.C * s.C for s in stages[1:]),
+        "head": c.pooled_dim * c.num_classes,
+    }
+    return {part: count for part, count in counts.items() if count}
+
+
+def _width(c: SwinConfig, s: _Stage) -> int:
+    return int(s.C * c.mlp_ratio)
+
+
+def _swin_activations(c: SwinConfig, s: _Stage) -> int:
+    """As `_activations` of a ViT, block by block; qkv and attention see the padding too."""
+    w = _width(c, s)
+    before = {"relu": 0, "quick_gelu": 2 * w}.get(c.act, w)
+    return s.L * (s.T * (2 * s.C + s.C + s.C + before + w + 4) + s.padded * (s.C + 3 * s.C + s.h))

@@ -24,24 +24,6 @@ from vitral.nn.mlp import MLP
 from vitral.nn.patches import PatchEmbed, check_finite, check_images, pad_to_multiple
 from vitral.nn.regularize import StochasticDepth, stochastic_depth_rates
 
-# name: (C, depths, h of each stage)
-SIZES: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {
-    "tiny": (96, (2, 2, 6, 2), (3, 6, 12, 24)),
-    "small": (96, (2, 2, 18, 2), (3, 6, 12, 24)),
-    "base": (128, (2, 2, 18, 2), (4, 8, 16, 32)),
-    "large": (192, (2, 2, 18, 2), (6, 12, 24, 48)),
-}
-
-SWINS: dict[str, SwinConfig] = {
-    f"swin_{size}_patch4_window{M}_{side}": SwinConfig(
-        img_size=side, window_size=M, embed_dim=SIZES[size][0], depths=SIZES[size][1], num_heads=SIZES[size][2]
-    )
-    for M, side, sizes in ((7, 224, ("tiny", "small", "base", "large")), (12, 384, ("base", "large")))
-    for size in sizes
-}
-"""The published sizes, under timm's names."""
-
-
 # ---- windows ----
 
 

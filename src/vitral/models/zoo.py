@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from vitral.config import BackboneConfig, PositionResize, Preprocess, ViTConfig
+from vitral.config import BackboneConfig, PositionResize, Preprocess, SwinConfig, ViTConfig
 from vitral.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
@@ -31,11 +31,19 @@ SIZES: dict[str, tuple[int, int, int, float]] = {
     "giant": (1408, 40, 16, 48 / 11),
     "gigantic": (1664, 48, 16, 64 / 13),
 }
+# name: (C, blocks and h of each stage, MLP ratio)
+SWIN_SIZES: dict[str, tuple[int, tuple[int, ...], tuple[int, ...], float]] = {
+    "micro": (32, (2, 2, 4), (2, 4, 8), 2),
+    "tiny": (96, (2, 2, 6, 2), (3, 6, 12, 24), 4),
+    "small": (96, (2, 2, 18, 2), (3, 6, 12, 24), 4),
+    "base": (128, (2, 2, 18, 2), (4, 8, 16, 32), 4),
+    "large": (192, (2, 2, 18, 2), (6, 12, 24, 48), 4),
+}
 
 
 @dataclass(frozen=True)
 class Family:
-    """Settings that models of one origin share, as options of `ViTConfig` and of `Preprocess`."""
+    """Settings that models of one origin share, as options of their config and of `Preprocess`."""
 
     about: str
     model: dict[str, Any] = field(default_factory=dict)
@@ -90,6 +98,7 @@ FAMILIES: dict[str, Family] = {
         },
         {**_HALF, "crop_mode": "squash"},
     ),
+    "swin": Family("Swin: attention in windows, a pyramid of maps"),
     "small": Family("for small images, trained from scratch", {"num_classes": 10}, {**_HALF, "crop_mode": "squash"}),
 }
 
@@ -227,6 +236,12 @@ _NAMES: list[tuple[str, str, Sequence[_Row]]] = [
         [("micro", 8, 64, {"stem": "conv"}), ("pico", 8, 32, {"stem": "conv"})],
     ),
 ]
+# size, patch, window, image side, family
+_SWINS: list[tuple[str, int, int, int, str]] = [
+    *[(size, 4, 7, 224, "swin") for size in ("tiny", "small", "base", "large")],
+    *[(size, 4, 12, 384, "swin") for size in ("base", "large")],
+    ("micro", 2, 4, 32, "small"),
+]
 
 
 def _read_names() -> dict[str, ModelSpec]:
@@ -237,6 +252,12 @@ def _read_names() -> dict[str, ModelSpec]:
             name = pattern.format(size, patch, side)
             assert name not in specs, name
             specs[name] = _spec(name, family, size, patch, side, *options)
+    for size, patch, M, side, family in _SWINS:
+        C, depths, heads, ratio = SWIN_SIZES[size]
+        shape = {"embed_dim": C, "depths": depths, "num_heads": heads, "mlp_ratio": ratio, "window_size": M}
+        name = f"swin_{size}_patch{patch}_window{M}_{side}"
+        options = shape | {"patch_size": patch, "img_size": side} | FAMILIES[family].model
+        specs[name] = _described(name, family, SwinConfig.from_dict(options))
     return dict(sorted(specs.items()))
 
 
@@ -250,10 +271,14 @@ def _spec(name: str, family: str, size: str, patch: int, side: int, options: dic
         "patch_size": patch,
         "img_size": side,
     }
-    config = ViTConfig.from_dict(shape | FAMILIES[family].model | (options or {}))
+    return _described(name, family, ViTConfig.from_dict(shape | FAMILIES[family].model | (options or {})))
+
+
+def _described(name: str, family: str, config: BackboneConfig) -> ModelSpec:
+    """A name with what is done to its images."""
     # Fine-tuned sizes are evaluated on the whole image, as their authors did.
-    whole = {"crop_pct": 1.0} if side >= 336 and family not in ("dinov2", "dinov2_reg") else {}
-    preprocess = Preprocess.from_dict({"img_size": side} | FAMILIES[family].preprocess | whole)
+    whole = {"crop_pct": 1.0} if min(config.image) >= 336 and family not in ("dinov2", "dinov2_reg") else {}
+    preprocess = Preprocess.from_dict({"img_size": config.image} | FAMILIES[family].preprocess | whole)
     return ModelSpec(name, family, config, preprocess.for_channels(config.in_chans))
 
 

@@ -16,8 +16,8 @@ from vitral.weights.files import WeightFile
 from vitral.weights.infer import infer
 from vitral.weights.layout import Known, Layout, Names, Plan, fitting_labels, has, make_plan, settings
 
-# In the order in which they are tried: the more particular first. Swin will have its place here; DETR has its own
-# reader, `weights/detr.py`.
+# In the order in which they are tried: the more particular first. DETR and Swin have readers of their own,
+# `weights/detr.py` and `weights/swin.py`.
 LAYOUTS: list[Layout] = [
     google.GOOGLE,
     google.GOOGLE_PRE_LOGITS,
@@ -43,8 +43,11 @@ LAYOUTS: list[Layout] = [
 
 # What is not a plain ViT, by a name that only it has.
 FOREIGN = [
-    (r"(^|\.)layers\.0\.blocks\.0\.attn\.relative_position_bias_table$", "a Swin Transformer"),
-    (r"^swin\.encoder\.", "a Swin Transformer"),
+    (
+        r"(^|\.)layers\.0\.blocks\.0\.attn\.(relative_position_bias_table|logit_scale)$",
+        "a model around Swin, or Swin V2",
+    ),
+    (r"^(swin|swinv2)\.encoder\.", "a model around Swin, or Swin V2"),
     (r"(^|\.)swinViT\.", "a Swin Transformer for segmentation (SwinUNETR)"),
     (r"(^|\.)query_embed\.weight$|query_position_embeddings", "a DETR detector"),  # or a relative of it
     (r"(^|\.)storage_tokens$|rope_embed\.periods$", "a DINOv3 model, with rotary positions"),
@@ -63,6 +66,17 @@ _DETR_DECODER = ("decoder.layers.0.multihead_attn.in_proj_weight", "decoder.laye
 def is_detector(names: Names) -> bool:
     """Whether these are the names of a DETR. (Its relatives, with other attentions, are not.)"""
     return any(name.endswith(_DETR_QUERIES) for name in names) and any(name.endswith(_DETR_DECODER) for name in names)
+
+
+SWIN_TABLES = [  # the first table of biases, by the program that named it
+    r"^(encoder\.)?layers\.0\.blocks\.0\.attn\.relative_position_bias_table$",
+    r"^(swin\.)?encoder\.layers\.0\.blocks\.0\.attention\.(self|relative_position_bias)\.relative_position_bias_table$",
+]
+
+
+def is_swin(names: Names) -> bool:
+    """Whether these are the names of a Swin. (Swin V2, and models that have a Swin within them, are not.)"""
+    return any(re.search(pattern, name) for pattern in SWIN_TABLES for name in names)
 
 
 @dataclass(frozen=True)

@@ -214,7 +214,7 @@ HF_SIGLIP = Layout(
 
 # ---- config.json and preprocessor_config.json ----
 
-_ACTIVATIONS = {
+ACTIVATIONS = {
     "gelu": "gelu",
     "quick_gelu": "quick_gelu",
     "relu": "relu",
@@ -246,9 +246,9 @@ def _read_model(config: Mapping[str, Any]) -> dict[str, Any]:
             found[ours] = config[theirs]
     act = config.get("hidden_act")
     if act is not None and not config.get("use_swiglu_ffn"):
-        if act not in _ACTIVATIONS:
-            raise CheckpointError(f"config.json asks for the activation {act!r}; known: {', '.join(_ACTIVATIONS)}.")
-        found["act"] = _ACTIVATIONS[act]
+        if act not in ACTIVATIONS:
+            raise CheckpointError(f"config.json asks for the activation {act!r}; known: {', '.join(ACTIVATIONS)}.")
+        found["act"] = ACTIVATIONS[act]
     return found
 
 
@@ -337,7 +337,7 @@ def family_of(c: ViTConfig) -> tuple[Layout, str, str]:
 def write_config(c: ViTConfig, labels: list[str] | None) -> dict[str, Any]:
     """`config.json` for a model."""
     _, kind, architecture = family_of(c)
-    acts = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
+    acts = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     document: dict[str, Any] = {
         "architectures": [architecture],
         "model_type": kind,
@@ -359,11 +359,20 @@ def write_config(c: ViTConfig, labels: list[str] | None) -> dict[str, Any]:
         document["layerscale_value"] = c.init_values
     if kind == "clip_vision_model":
         document["projection_dim"] = c.num_classes or 512
-    elif c.num_classes:
-        names = labels or [f"LABEL_{i}" for i in range(c.num_classes)]
-        document["id2label"] = {str(i): name for i, name in enumerate(names)}
-        document["label2id"] = {name: i for i, name in enumerate(names)}
+    else:
+        document |= write_labels(c.num_classes, labels)
     return document
+
+
+def write_labels(num_classes: int, labels: list[str] | None) -> dict[str, Any]:
+    """The names of the classes, numbers where they have none, as `config.json` holds them; nothing of no classes."""
+    if not num_classes:
+        return {}
+    names = labels or [f"LABEL_{i}" for i in range(num_classes)]
+    return {
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
+    }
 
 
 def _whole_ratio(c: ViTConfig) -> int:
@@ -377,13 +386,13 @@ def _whole_ratio(c: ViTConfig) -> int:
     )
 
 
-def write_preprocessor(c: ViTConfig, p: Preprocess) -> dict[str, Any]:
+def write_preprocessor(model_type: str, p: Preprocess) -> dict[str, Any]:
     """`preprocessor_config.json` for a model."""
     kinds = {"vit": "ViTImageProcessor", "deit": "DeiTImageProcessor", "siglip_vision_model": "SiglipImageProcessor"}
-    kinds |= {"clip_vision_model": "CLIPImageProcessor"}
+    kinds |= {"clip_vision_model": "CLIPImageProcessor", "swin": "ViTImageProcessor"}
     height, width = p.img_size if isinstance(p.img_size, tuple) else (p.img_size, p.img_size)
     document: dict[str, Any] = {
-        "image_processor_type": kinds.get(family_of(c)[1], "BitImageProcessor"),
+        "image_processor_type": kinds.get(model_type, "BitImageProcessor"),
         "do_convert_rgb": True,
         "do_resize": True,
         "do_rescale": True,

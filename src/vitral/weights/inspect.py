@@ -9,11 +9,13 @@ from torch import nn
 
 from vitral.errors import CheckpointError
 from vitral.models.init import blank
+from vitral.models.swin import SwinTransformer
 from vitral.models.vit import VisionTransformer
-from vitral.weights.detect import detect
+from vitral.weights.detect import detect, is_swin
 from vitral.weights.files import open_weights
 from vitral.weights.hub import locate
 from vitral.weights.rundir import is_run, read_run_config
+from vitral.weights.swin import ABOUT, preprocess_source, read_config, read_names, read_preprocess
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,19 @@ def inspect_weights(source: str, family: str | None = None, num_heads: int | Non
         told = run.preprocess.to_dict() if run.preprocess else {}
         settings = [(k, v, "config.json") for k, v in (run.model.to_dict() | told).items()]
         names, notes = {name: t.shape for name, t in file.tensors.items()}, list(file.notes)
+    elif is_swin(file.tensors):
+        plan, kind = read_names(file)
+        swin, reasons, known = read_config(file, plan, kind)
+        layout, build, spare = f"{ABOUT[kind]}, told by its tensor names", (lambda: SwinTransformer(swin)), set()
+        told = read_preprocess(file, kind, swin, known).to_dict()
+        settings = [(name, value, reasons.get(name, "the shapes")) for name, value in swin.to_dict().items()]
+        settings += [(name, value, preprocess_source(name, kind, known)) for name, value in told.items()]
+        notes = [
+            *file.notes,
+            *known.notes,
+            *(f"left out: {name} ({why})" for name, why in list(plan.dropped.items())[:4]),
+        ]
+        names = plan.shapes() | dict.fromkeys(plan.unexpected, ())
     else:
         found = detect(file, family, **({} if num_heads is None else {"num_heads": num_heads}))
         layout, config = found.told, found.config

@@ -17,11 +17,12 @@ from vitral.models.backbone import Backbone, backbone_of
 from vitral.models.build import build_backbone
 from vitral.models.detector import Detector
 from vitral.models.init import blank, init_weights
+from vitral.models.swin import SwinTransformer
 from vitral.models.vit import VisionTransformer
 from vitral.models.zoo import MODELS
 from vitral.nn.positions import resize_positions
 from vitral.weights.adapt import adapt_channels, resize_patches
-from vitral.weights.detect import Detected, detect, is_detector
+from vitral.weights.detect import Detected, detect, is_detector, is_swin
 from vitral.weights.files import WeightFile, open_weights
 from vitral.weights.hub import locate
 from vitral.weights.layout import Plan
@@ -48,7 +49,7 @@ def load_model(
 ) -> Any:
     """Load a model from a run directory, a published file of weights, a folder of one, or `hf-hub:owner/name`.
 
-    It is a `VisionTransformer`, or a `Detector` where the weights are a DETR's.
+    It is a `VisionTransformer`, a `SwinTransformer` where the weights are a Swin's, or a `Detector` where a DETR's.
 
     The first four adapt it: another number of classes gets a new head, another image size resized positions, other
     channels and patches resampled patch weights. `family` (a key of `vitral.models.zoo.FAMILIES`), `num_heads` and
@@ -77,6 +78,17 @@ def load_model(
         if not quiet:
             print(detector.load_report.summary(), file=sys.stderr)
         return detector
+    if is_swin(file.tensors):
+        from vitral.weights.swin import load_swin
+
+        if family is not None or num_heads is not None or native_size is not None:
+            raise ConfigError(
+                f"{source} is a Swin, whose shapes tell all: it takes no family, num_heads or native_size."
+            )
+        swin = load_swin(file, str(source), num_classes, img_size, in_chans, patch_size, allow=allow)
+        if not quiet:
+            print(swin.load_report.summary(), file=sys.stderr)
+        return swin
     found = detect(file, family, img_size, native_size, **({} if num_heads is None else {"num_heads": num_heads}))
     target = _target(found.config, num_classes, img_size, in_chans, patch_size)
     report = _begin_report(str(source), file, found, target)
@@ -278,6 +290,10 @@ def _adapt_run(model: AnyModel, path: Path, asked: dict[str, Any]) -> AnyModel:
         from vitral.weights.detr import adapt_detector
 
         return adapt_detector(model, path, **asked)
+    if isinstance(model, SwinTransformer):
+        from vitral.weights.swin import adapt_swin
+
+        return adapt_swin(model, path, **asked)
     if not isinstance(model, VisionTransformer):
         raise ConfigError(f"{path} is a {type(model).__name__}, which does not take {', '.join(asked)}; leave it out.")
     old = model.config

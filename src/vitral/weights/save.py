@@ -10,31 +10,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitral.config import ViTConfig
+from vitral.config import Preprocess, ViTConfig
 from vitral.errors import CheckpointError, ConfigError, unknown_name
+from vitral.models.backbone import Backbone
+from vitral.models.swin import SwinTransformer
 from vitral.models.vit import VisionTransformer
-from vitral.weights import google, huggingface, timm
+from vitral.weights import google, huggingface, swin, timm
 from vitral.weights.atomic import save_tensors, write_atomically
 from vitral.weights.layout import Rule
-from vitral.weights.rundir import CONFIG, WEIGHTS, config_document
+from vitral.weights.rundir import CONFIG, WEIGHTS, architecture_of, config_document
 
 
-def save_model(model: VisionTransformer, path: str | Path, layout: str = "timm") -> list[str]:
+def save_model(model: Backbone, path: str | Path, layout: str = "timm") -> list[str]:
     """Write a model as vitral, timm, huggingface (folders) or google (one .npz); what will differ there is returned.
 
     A path that ends in .safetensors gets the weights of timm's layout alone, without its config.json.
     """
-    if layout not in WRITERS:
-        raise unknown_name("layout to write", layout, WRITERS)
-    if not isinstance(model, VisionTransformer):
+    if layout not in WRITERS[VisionTransformer]:
+        raise unknown_name("layout to write", layout, WRITERS[VisionTransformer])
+    if not isinstance(model, Backbone):
         raise ConfigError(
-            f"a {type(model).__name__} is kept as the run that it is; only plain ViTs are written in other layouts."
+            f"a {type(model).__name__} is kept as the run that it is; only plain models are written in other layouts."
         )
+    writers = WRITERS.get(type(model), {"vitral": _write_vitral})
+    if layout not in writers:
+        can = ", ".join(writers)
+        raise ConfigError(f"a {type(model).__name__} cannot be written in the layout {layout}; it can as {can}.")
     target = Path(path)
     if layout != "google" and target.is_file() and target.suffix != ".safetensors":
         raise CheckpointError(f"{target} is a file; give a folder to write to.")
     try:
-        return WRITERS[layout](model, target)
+        return writers[layout](model, target)
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written ({error.strerror or error}).") from error
 
@@ -52,7 +58,7 @@ def to_layout(tensors: dict[str, Tensor], rules: list[Rule], config: ViTConfig) 
     return written
 
 
-def _weights(model: VisionTransformer) -> dict[str, Tensor]:
+def _weights(model: Backbone) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
 
 
@@ -63,10 +69,11 @@ def _write_json(path: Path, document: dict[str, Any]) -> None:
 # ---- vitral ----
 
 
-def _write_vitral(model: VisionTransformer, folder: Path) -> list[str]:
+def _write_vitral(model: Backbone, folder: Path) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     parts = {
         "task": "classify",
+        "architecture": architecture_of(model),
         "labels": model.labels,
         "model": model.config.to_dict(),
         "preprocess": model.preprocess.to_dict(),
@@ -98,21 +105,43 @@ def _write_timm(model: VisionTransformer, target: Path) -> list[str]:
     rules = timm.DISTILLED if c.head == "distilled" else timm.HEAD
     skip = {rule.ours[0] for rule in rules}
     tensors = to_layout(tensors, [*rules, *(rule for rule in timm.OURS if rule.ours[0] not in skip)], c)
-    usual = 1e-5 if c.pre_norm else 1e-6
-    if c.norm_eps != usual:
-        notes.append(f"timm runs this architecture with a norm epsilon of {usual:g}, not {c.norm_eps:g}")
-    if model.preprocess.crop_mode == "squash_center":
-        notes.append("timm has no resize of both sides before a crop; it will keep the aspect ratio")
+    notes += _timm_notes(model, 1e-5 if c.pre_norm else 1e-6)
     if c.pos_resize != timm.TIMM_RESIZE:
         notes.append("timm resizes positions by antialiased bicubic interpolation, whatever the family")
     if target.suffix == ".safetensors":
         notes.append("a file alone holds neither the number of heads nor activation, preprocessing and labels")
+    _write_timm_files(target, tensors, document)
+    return notes
+
+
+def _timm_notes(model: VisionTransformer | SwinTransformer, eps: float) -> list[str]:
+    """What timm will do otherwise, where it uses that epsilon."""
+    notes = []
+    if model.config.norm_eps != eps:
+        notes.append(f"timm runs this architecture with a norm epsilon of {eps:g}, not {model.config.norm_eps:g}")
+    if model.preprocess.crop_mode == "squash_center":
+        notes.append("timm has no resize of both sides before a crop; it will keep the aspect ratio")
+    return notes
+
+
+def _write_timm_files(target: Path, tensors: dict[str, Tensor], document: dict[str, Any]) -> None:
+    """A folder of weights and config.json, or the weights alone."""
+    if target.suffix == ".safetensors":
         target.parent.mkdir(parents=True, exist_ok=True)
         save_tensors(target, tensors)
-        return notes
+        return
     target.mkdir(parents=True, exist_ok=True)
     save_tensors(target / WEIGHTS, tensors)
     _write_json(target / CONFIG, document)
+
+
+def _write_timm_swin(model: SwinTransformer, target: Path) -> list[str]:
+    document = swin.write_timm_config(model.config, model.preprocess, model.labels)
+    tensors, notes = swin.timm_tables(_weights(model), model.config)
+    notes += _timm_notes(model, 1e-5)
+    if target.suffix == ".safetensors":
+        notes.append("a file alone holds neither preprocessing nor labels")
+    _write_timm_files(target, tensors, document)
     return notes
 
 
@@ -140,10 +169,23 @@ def _write_huggingface(model: VisionTransformer, folder: Path) -> list[str]:
         notes.append("embeddings.mask_token, which only its pretraining uses, is written as zeros")
     if c.pos_resize != layout.family.model.get("pos_resize"):
         notes.append("Hugging Face resizes positions for other image sizes in its own way")
+    _write_huggingface_files(folder, written, huggingface.write_config(c, model.labels), model.preprocess)
+    return notes
+
+
+def _write_huggingface_files(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], p: Preprocess) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    save_tensors(folder / WEIGHTS, written)
-    _write_json(folder / CONFIG, huggingface.write_config(c, model.labels))
-    _write_json(folder / "preprocessor_config.json", huggingface.write_preprocessor(c, model.preprocess))
+    save_tensors(folder / WEIGHTS, tensors)
+    _write_json(folder / CONFIG, config)
+    _write_json(folder / "preprocessor_config.json", huggingface.write_preprocessor(config["model_type"], p))
+
+
+def _write_huggingface_swin(model: SwinTransformer, folder: Path) -> list[str]:
+    c, notes = model.config, []
+    document = swin.write_huggingface_config(c, model.labels)
+    if c.norm_eps != 1e-5:
+        notes.append("Hugging Face keeps an epsilon of 1e-5 in the norms of patches and of merging")
+    _write_huggingface_files(folder, swin.write_names(_weights(model), "huggingface"), document, model.preprocess)
     return notes
 
 
@@ -183,9 +225,13 @@ def _write_google(model: VisionTransformer, target: Path) -> list[str]:
     return notes
 
 
-WRITERS: dict[str, Callable[[VisionTransformer, Path], list[str]]] = {
-    "vitral": _write_vitral,
-    "timm": _write_timm,
-    "huggingface": _write_huggingface,
-    "google": _write_google,
+WRITERS: dict[type[Backbone], dict[str, Callable[[Any, Path], list[str]]]] = {
+    VisionTransformer: {
+        "vitral": _write_vitral,
+        "timm": _write_timm,
+        "huggingface": _write_huggingface,
+        "google": _write_google,
+    },
+    SwinTransformer: {"vitral": _write_vitral, "timm": _write_timm_swin, "huggingface": _write_huggingface_swin},
 }
+"""The layouts in which each kind can be written."""

@@ -15,11 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitral.config import Preprocess, SwinConfig
-from vitral.errors import CheckpointError, VitralError
+from vitral.errors import CheckpointError, ConfigError, VitralError
 from vitral.models.init import blank
 from vitral.models.swin import SwinTransformer, init_swin
 from vitral.weights import huggingface, timm
 from vitral.weights.adapt import adapt_channels, resize_patches
+from vitral.weights.detect import SWIN_TABLES
 from vitral.weights.files import WeightFile
 from vitral.weights.layout import FUSE_QKV, Known, Names, Pattern, Plan, Rule, fitting_labels, rule, translate
 from vitral.weights.load import read_plan, refuse_broken, refuse_gaps, refuse_shapes
@@ -29,10 +30,6 @@ Size = int | tuple[int, int]
 SwinLayout = Literal["official", "timm", "huggingface"]
 HEAD = ("head.fc.weight", "head.fc.bias")
 TABLE = "attn.relative_position_bias_table"
-_TABLES = [  # the first of them, by the program that named it
-    r"^(encoder\.)?layers\.0\.blocks\.0\.attn\.relative_position_bias_table$",
-    r"^(swin\.)?encoder\.layers\.0\.blocks\.0\.attention\.(self|relative_position_bias)\.relative_position_bias_table$",
-]
 
 
 def _stage(text: str, step: int) -> Callable[[re.Match[str]], str]:
@@ -103,14 +100,9 @@ DROP = {
 OURS = re.compile(r"(patch_embed|layers|norm|head)\.")
 
 
-def is_swin(names: Names) -> bool:
-    """Whether these are the names of a Swin. (Swin V2, and models that have a Swin within them, are not.)"""
-    return any(re.search(pattern, name) for pattern in _TABLES for name in names)
-
-
 def layout_of(names: Names) -> SwinLayout:
     """Whose names these are: the authors' merge patches at the end of a stage, timm at the beginning of the next."""
-    if any(re.search(_TABLES[1], name) for name in names):
+    if any(re.search(SWIN_TABLES[1], name) for name in names):
         return "huggingface"
     authors = (r"^encoder\.", r"^head\.(weight|bias)$", r"^layers\.0\.downsample\.")
     return "official" if any(re.search(pattern, name) for pattern in authors for name in names) else "timm"
@@ -153,6 +145,76 @@ def write_names(tensors: Mapping[str, Tensor], layout: SwinLayout) -> dict[str, 
     return {translate(name, WRITE[layout]): tensor for name, tensor in tensors.items()}
 
 
+def write_timm_config(c: SwinConfig, p: Preprocess, labels: list[str] | None) -> dict[str, Any]:
+    """timm's `config.json`: an architecture to start from, what differs from it, and the preprocessing."""
+    if c.act != "gelu":
+        raise ConfigError(f"timm's Swin has the exact GELU, this model {c.act}; write it as vitral or huggingface.")
+    arguments: dict[str, Any] = {
+        "img_size": list(c.image),
+        "patch_size": c.patch[0] if c.patch[0] == c.patch[1] else list(c.patch),
+        "in_chans": c.in_chans,
+        "embed_dim": c.embed_dim,
+        "depths": list(c.depths),
+        "num_heads": list(c.num_heads),
+        "window_size": c.window_size if isinstance(c.window_size, int) else list(c.window_size),
+        "mlp_ratio": c.mlp_ratio,
+        "qkv_bias": c.qkv_bias,
+    }
+    document: dict[str, Any] = {
+        "architecture": "swin_tiny_patch4_window7_224",
+        "num_classes": c.num_classes,
+        "num_features": c.pooled_dim,
+        "global_pool": "avg",
+        "model_args": arguments,
+        "pretrained_cfg": timm.write_pretrained(c, p, "head.fc"),
+    }
+    return document | ({"label_names": labels} if labels else {})
+
+
+def timm_tables(tensors: Mapping[str, Tensor], c: SwinConfig) -> tuple[dict[str, Tensor], list[str]]:
+    """Tensors with the tables that timm makes, whose windows are no larger than the map; and what was cut, said."""
+    written, notes = dict(tensors), []
+    for stage, M in enumerate(c.windows):
+        sides = [min(M, -(-side // (P << stage))) for side, P in zip(c.image, c.patch, strict=True)]
+        if sides == [M, M]:
+            continue
+        for name in [name for name in written if re.match(rf"layers\.{stage}\..*\.{TABLE}$", name)]:
+            (m_h, m_w), table = sides, written[name].unflatten(0, (2 * M - 1, 2 * M - 1))
+            written[name] = table[M - m_h : M + m_h - 1, M - m_w : M + m_w - 1].flatten(0, 1).contiguous()
+        notes.append(
+            f"timm's windows are no larger than the map: those of stage {stage} are cut from {M} to "
+            f"{sides[0]} x {sides[1]}, all that images of {c.image[0]} x {c.image[1]} use"
+        )
+    return written, notes
+
+
+def write_huggingface_config(c: SwinConfig, labels: list[str] | None) -> dict[str, Any]:
+    """Hugging Face's `config.json`."""
+    if not isinstance(c.window_size, int) or c.patch[0] != c.patch[1]:
+        raise ConfigError(
+            f"Hugging Face's Swin has one window for all stages and square patches, this model windows of {c.windows} "
+            f"and patches of {c.patch}; write it as timm or vitral."
+        )
+    acts = {ours: theirs for theirs, ours in reversed(huggingface.ACTIVATIONS.items())}
+    return {
+        "architectures": ["SwinForImageClassification" if c.num_classes else "SwinModel"],
+        "model_type": "swin",
+        "image_size": c.image[0] if c.image[0] == c.image[1] else list(c.image),
+        "patch_size": c.patch[0],
+        "num_channels": c.in_chans,
+        "embed_dim": c.embed_dim,
+        "depths": list(c.depths),
+        "num_heads": list(c.num_heads),
+        "window_size": c.window_size,
+        "mlp_ratio": c.mlp_ratio,
+        "qkv_bias": c.qkv_bias,
+        "hidden_act": acts.get(c.act, "gelu"),
+        "layer_norm_eps": c.norm_eps,
+        "use_absolute_embeddings": False,
+        **huggingface.write_labels(c.num_classes, labels),
+    }
+
+
 # ---- the model in a file ----
 
 
@@ -183,8 +245,7 @@ def load_swin(
         model.preprocess = replace(model.preprocess, img_size=img_size)
     report.settings += [(name, str(getattr(config, name)), why) for name, why in reasons.items()]
     for name in ("mean", "std", "interpolation", "crop_mode", "crop_pct"):
-        why = "a file beside the weights" if name in known.preprocess else ABOUT[layout]
-        report.settings.append((name, str(getattr(model.preprocess, name)), why))
+        report.settings.append((name, str(getattr(model.preprocess, name)), preprocess_source(name, layout, known)))
     if layout == "huggingface" and config.norm_eps != 1e-5:
         report.notes.append("Hugging Face keeps an epsilon of 1e-5 in the norms of patches and of merging")
     labels = known.labels if config.num_classes == found.num_classes else None
@@ -332,6 +393,11 @@ def read_preprocess(file: WeightFile, layout: SwinLayout, config: SwinConfig, kn
         return Preprocess.from_dict({"img_size": config.image} | usual | known.preprocess)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"the preprocessing beside {file.path} cannot be used: {error}") from error
+
+
+def preprocess_source(name: str, layout: SwinLayout, known: Known) -> str:
+    """Where an option of the preprocessing comes from."""
+    return "a file beside the weights" if name in known.preprocess else ABOUT[layout]
 
 
 # ---- tensors ----

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vitral.config import PositionResize, Preprocess, ViTConfig
+from vitral.config import BackboneConfig, PositionResize, Preprocess, ViTConfig
 from vitral.errors import ConfigError
 from vitral.weights.layout import Known, Layout, Names, Rule, has, rule, rules, settings
 
@@ -204,20 +204,25 @@ def write_config(c: ViTConfig, p: Preprocess, labels: list[str] | None) -> dict[
         "num_features": c.embed_dim,
         "global_pool": pools[c.global_pool],
         "model_args": arguments,
-        "pretrained_cfg": {
-            "tag": "vitral",
-            "custom_load": False,
-            "input_size": [c.in_chans, *c.image],
-            "fixed_input_size": True,
-            "interpolation": p.interpolation,
-            "crop_pct": p.crop_pct,
-            "crop_mode": p.crop_mode.removeprefix("squash_"),
-            "mean": list(p.mean),
-            "std": list(p.std),
-            "num_classes": c.num_classes,
-            "pool_size": None,
-            "first_conv": "patch_embed.proj",
-            "classifier": ["head", "head_dist"] if c.head == "distilled" else "head",
-        },
+        "pretrained_cfg": write_pretrained(c, p, ["head", "head_dist"] if c.head == "distilled" else "head"),
     }
     return document | ({"label_names": labels} if labels else {})
+
+
+def write_pretrained(c: BackboneConfig, p: Preprocess, classifier: str | list[str]) -> dict[str, Any]:
+    """timm's `pretrained_cfg`: what is done to images, and where the head is."""
+    return {
+        "tag": "vitral",
+        "custom_load": False,
+        "input_size": [c.in_chans, *c.image],
+        "fixed_input_size": True,
+        "interpolation": p.interpolation,
+        "crop_pct": p.crop_pct,
+        "crop_mode": p.crop_mode.removeprefix("squash_"),
+        "mean": list(p.mean),
+        "std": list(p.std),
+        "num_classes": c.num_classes,
+        "pool_size": None,
+        "first_conv": "patch_embed.proj",
+        "classifier": classifier,
+    }
