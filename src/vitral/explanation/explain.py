@@ -19,8 +19,11 @@ from vitral.explanation.faithfulness import Curves, curves
 from vitral.explanation.page import Rows, all_rows
 from vitral.explanation.positions import position_similarity
 from vitral.explanation.tokens import principal_colours
+from vitral.explanation.windows import stage_of, window_maps
 from vitral.explanation.writing import looks, words, writer_of
 from vitral.inference.predictor import Predictor
+from vitral.models.backbone import Backbone
+from vitral.models.swin import SwinTransformer
 from vitral.models.vit import VisionTransformer
 from vitral.tasks.classify import Classify
 from vitral.tasks.regress import Regress
@@ -40,7 +43,7 @@ class Explanation:
     image: Tensor
     """uint8 (C, H, W): the prepared image, what the model was shown."""
     patch: tuple[int, int]
-    """Height and width of a patch in pixels."""
+    """Height and width in pixels of what a cell of the maps stands for: a patch."""
     part: str = ""
     """Which part of the original the prepared image is."""
     about: str = ""
@@ -95,7 +98,7 @@ class Explanation:
 class Question:
     """What is asked of a model: the prepared image (1, C, H, W) and the options."""
 
-    model: VisionTransformer
+    backbone: Backbone
     x: Tensor
     layer: int | None = None
     head: int | None = None
@@ -107,6 +110,12 @@ class Question:
     """Blocks that there are to choose from."""
 
     @property
+    def model(self) -> VisionTransformer:
+        """The backbone, where a method is for ViTs alone (`FITS`)."""
+        assert isinstance(self.backbone, VisionTransformer)
+        return self.backbone
+
+    @property
     def block(self) -> int:
         """The block asked for, or the last."""
         return (-1 if self.layer is None else self.layer) % self.depth
@@ -114,6 +123,8 @@ class Question:
     @property
     def pooled(self) -> bool:
         """Whether attention is that of the pooling: no [CLS], and neither patch nor block asked for."""
+        if not isinstance(self.backbone, VisionTransformer):
+            return False
         no_token = self.model.cls_token is None and self.patch is None
         return no_token and self.layer is None and self.model.config.global_pool == "map"
 
@@ -122,6 +133,8 @@ Maps = tuple[Tensor, list[str]]
 
 
 def _attention(q: Question) -> Maps:
+    if isinstance(q.backbone, SwinTransformer):
+        return _by_head(q, window_maps(q.backbone, q.x, q.block, q.patch))
     with torch.no_grad():
         if q.patch is not None:
             token = patch_token(q.model, (q.x.shape[2], q.x.shape[3]), *q.patch)
@@ -132,7 +145,11 @@ def _attention(q: Question) -> Maps:
             rows = _pooling_rows(q)
         else:
             rows = q.model.attention(q.x, [q.block], "all")[0].mean(2, keepdim=True)
-    maps = to_maps(q.model, rows[0, :, 0], q.model.grid_of(q.x))
+    return _by_head(q, to_maps(q.model, rows[0, :, 0], q.model.grid_of(q.x)))
+
+
+def _by_head(q: Question, maps: Tensor) -> Maps:
+    """Maps of all heads (h, G_h, G_w) as they are shown: the one asked for, or the mean, the largest and each."""
     if q.head is not None:
         return maps[q.head][None], [f"head {q.head % len(maps)}"]
     every = [f"head {i}" for i in range(len(maps))] if len(maps) > 1 else []
@@ -155,7 +172,10 @@ def _where(q: Question, method: str) -> str:
     if method == "writing":
         return f"block {q.block} of the decoder"
     if method == "tokens":
-        return f"block {q.block}"
+        return f"{'block' if isinstance(q.backbone, VisionTransformer) else 'stage'} {q.block}"
+    if isinstance(q.backbone, SwinTransformer):
+        place = f"block {q.block}, in stage {stage_of(q.backbone, q.block)}"
+        return place + (f", from the patch at {q.patch[0]},{q.patch[1]}" if q.patch else ", mean over each window")
     if q.patch is not None:
         return f"block {q.block}, from the patch at {q.patch[0]},{q.patch[1]}"
     if q.model.cls_token is not None:
@@ -174,16 +194,18 @@ def _relevance(q: Question) -> Maps:
 
 
 def _gradcam(q: Question) -> Maps:
-    maps = [
-        relevance.grad_cam(q.model, q.x, q.target),
-        relevance.integrated_gradients(q.model, q.x, q.target, track=q.track),
-        relevance.input_gradients(q.model, q.x, q.target),
-    ]
-    return torch.cat(maps), ["Grad-CAM", "integrated gradients", "input gradients"]
+    maps = {
+        "Grad-CAM": relevance.grad_cam(q.backbone, q.x, q.target),
+        "input gradients": relevance.input_gradients(q.backbone, q.x, q.target),
+    }
+    if isinstance(q.backbone, VisionTransformer):
+        along = relevance.integrated_gradients(q.model, q.x, q.target, track=q.track)
+        maps = {"Grad-CAM": maps["Grad-CAM"], "integrated gradients": along, **maps}
+    return torch.cat(list(maps.values())), list(maps)
 
 
 def _occlusion(q: Question) -> Maps:
-    return relevance.occlusion(q.model, q.x, q.target, track=q.track), ["occlusion"]
+    return relevance.occlusion(q.backbone, q.x, q.target, track=q.track), ["occlusion"]
 
 
 def _positions(q: Question) -> Maps:
@@ -193,8 +215,8 @@ def _positions(q: Question) -> Maps:
 
 
 def _tokens(q: Question) -> Maps:
-    (features,) = q.model.intermediate(q.x, [q.block])
-    return principal_colours(features.detach())[0], [f"principal components of block {q.block}"]
+    (features,) = q.backbone.intermediate(q.x, [q.block])
+    return principal_colours(features.detach())[0], [f"principal components of {_where(q, 'tokens')}"]
 
 
 def _writing(q: Question) -> Maps:
@@ -226,6 +248,32 @@ TAKES: dict[str, tuple[str, ...]] = {
 }
 """Which options mean something to a method."""
 
+FITS: dict[str, tuple[type[Backbone], ...]] = {
+    "attention": (VisionTransformer, SwinTransformer),
+    "rollout": (VisionTransformer,),
+    "relevance": (VisionTransformer,),
+    "gradcam": (Backbone,),
+    "occlusion": (Backbone,),
+    "positions": (VisionTransformer,),
+    "tokens": (Backbone,),
+    "writing": (VisionTransformer,),
+}
+"""Which models a method can look into."""
+
+
+def check_fits(method: str, model: Backbone, interactive: bool, score: bool) -> None:
+    """Raise for a method, or what goes with it, that the model is not made for."""
+    if isinstance(model, VisionTransformer):
+        return
+    kind = type(model).__name__
+    if not isinstance(model, FITS[method]):
+        can = ", ".join(name for name, kinds in FITS.items() if isinstance(model, kinds))
+        raise InputError(f"{method} is for ViTs, and this model looks through a {kind}; use {can}.")
+    if interactive:
+        raise InputError(f"a page is of a ViT's rows, and this model looks through a {kind}; write a picture instead.")
+    if score and method == "attention":
+        raise InputError(f"a score is of maps like the last one of a {kind}; use gradcam or occlusion.")
+
 
 def check_takes(method: str, options: Mapping[str, Any], words: Mapping[str, str]) -> None:
     """Raise if an option is set that means nothing to the method; `words` are what the user calls the options."""
@@ -239,7 +287,7 @@ def check_takes(method: str, options: Mapping[str, Any], words: Mapping[str, str
 
 
 def explain(
-    source: str | Path | VisionTransformer | Predictor,
+    source: str | Path | Backbone | Predictor,
     image: ImageLike,
     method: str = "attention",
     *,
@@ -265,12 +313,11 @@ def explain(
         what = "None" if image is None else f"a {type(image).__name__}"
         raise InputError(f"explain takes one image (a path, bytes, a picture or an array), got {what}.")
     predictor = source if isinstance(source, Predictor) else Predictor(source)
-    model = predictor.vit
-    depth, heads = model.config.depth, model.config.num_heads
-    if method == "writing":
-        decoder = writer_of(predictor)[0].config.decoder
-        depth, heads = decoder.depth, decoder.num_heads
+    model = predictor.backbone
+    check_fits(method, model, interactive, score)
+    depth = _depth(predictor, method)
     layer = _number("layer", "a block", layer, -depth, depth - 1)
+    heads = _heads(predictor, method, layer)
     head = _number("head", "a head", head, -heads, heads - 1)
     by_class = "target" in TAKES[method]
     chosen = _target(predictor, target) if by_class else None
@@ -286,9 +333,9 @@ def explain(
         question = Question(model, x, layer, head, _asked_of(predictor, chosen), patch, track, predictor, depth)
         maps, titles = METHODS[method](question)
         scores = _scores(question, titles[0], method, maps) if score else {}
-        rows = all_rows(model, x, head) if interactive else None
+        rows = all_rows(question.model, x, head) if interactive else None
     return Explanation(
-        method, maps.detach().cpu(), titles, pixels, model.config.patch, part,
+        method, maps.detach().cpu(), titles, pixels, _cell(model, size, maps), part,
         where=_where(question, method),
         layer=question.block if "layer" in TAKES[method] and not question.pooled else None,
         head=None if head is None else head % heads,
@@ -298,6 +345,35 @@ def explain(
         name=str(image) if isinstance(image, str | Path) else "",
         source=str(source) if isinstance(source, str | Path) else "",
     )  # fmt: skip
+
+
+def _depth(predictor: Predictor, method: str) -> int:
+    """Blocks, or for tokens maps, that there are to choose from."""
+    if method == "writing":
+        return writer_of(predictor)[0].config.decoder.depth
+    model = predictor.backbone
+    return model.config.depth if isinstance(model, FITS["attention"]) and method != "tokens" else _maps_of(model)
+
+
+def _maps_of(model: Backbone) -> int:
+    return len(model.config.map_dims)
+
+
+def _heads(predictor: Predictor, method: str, layer: int | None) -> int:
+    """Heads of the block that was asked for; 1 where there are none."""
+    if method == "writing":
+        return writer_of(predictor)[0].config.decoder.num_heads
+    model = predictor.backbone
+    if isinstance(model, SwinTransformer):
+        return model.config.num_heads[stage_of(model, (-1 if layer is None else layer) % model.config.depth)]
+    return model.config.num_heads if isinstance(model, VisionTransformer) else 1
+
+
+def _cell(model: Backbone, size: tuple[int, int], maps: Tensor) -> tuple[int, int]:
+    """Pixels down and across that a cell of the maps stands for: a patch, or as much as there is in that stage."""
+    grid = tuple(maps.shape[-2:])
+    fits = (s for s in model.config.map_strides if grid == (-(-size[0] // s[0]), -(-size[1] // s[1])))
+    return next(fits, model.config.map_strides[-1])
 
 
 def _number(name: str, what: str, value: Any, low: int, high: int) -> int | None:
@@ -328,7 +404,7 @@ def _pixel(patch: Any, size: tuple[int, int], part: str) -> tuple[int, int]:
 
 def _target(predictor: Predictor, target: Any) -> Chosen:
     """The number of a class by its name or number, a function of the output as it is, or None for the likeliest."""
-    labels, own_head = predictor.labels, predictor.vit is predictor.model
+    labels, own_head = predictor.labels, predictor.backbone is predictor.model
     if own_head and callable(target) and not isinstance(target, Tensor):
         return cast(Callable[[Tensor], Tensor], target)
     if not own_head or not labels:
@@ -362,13 +438,13 @@ def _asked_of(predictor: Predictor, chosen: Chosen) -> relevance.Target:
 def _scores(q: Question, title: str, method: str, maps: Tensor) -> dict[str, float]:
     """How faithful the first map is, beside input gradients and chance."""
     with torch.no_grad():
-        target = q.model(q.x).argmax(1) if q.target is None else torch.as_tensor(q.target).view(1)
+        target = q.backbone(q.x).argmax(1) if q.target is None else torch.as_tensor(q.target).view(1)
     name = f"attention, {title}" if method == "attention" else title
     chance = torch.rand(maps[:1].shape, generator=torch.Generator().manual_seed(0))
-    rivals = {name: maps[:1], "input gradients": relevance.input_gradients(q.model, q.x, target), "chance": chance}
+    rivals = {name: maps[:1], "input gradients": relevance.input_gradients(q.backbone, q.x, target), "chance": chance}
     found: dict[str, float] = {}
     for rival, each in rivals.items():
-        measured: Curves = curves(q.model, q.x, each, target)
+        measured: Curves = curves(q.backbone, q.x, each, target)
         found[f"{rival}: deletion"] = float(measured.deletion_auc)
         found[f"{rival}: insertion"] = float(measured.insertion_auc)
     return found

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitral.errors import InputError
-from vitral.models.vit import VisionTransformer
+from vitral.models.backbone import Backbone
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Curves:
 
 
 @torch.no_grad()
-def curves(model: VisionTransformer, x: Tensor, maps: Tensor, target: Tensor, steps: int = 16) -> Curves:
+def curves(model: Backbone, x: Tensor, maps: Tensor, target: Tensor, steps: int = 16) -> Curves:
     """Curves of maps (B, G_h, G_w) for classes `target` (B) of images (B, C, H, W)."""
     grid = model.grid_of(x)
     if tuple(maps.shape) != (len(x), *grid):
@@ -66,18 +66,18 @@ def blurred(x: Tensor) -> Tensor:
     return x
 
 
-def painted(model: VisionTransformer, x: Tensor, kept: Tensor, paint: Tensor) -> Tensor:
+def painted(model: Backbone, x: Tensor, kept: Tensor, paint: Tensor) -> Tensor:
     """Images with all patches painted over but those that are kept (B, N)."""
-    cover = _cover(kept, model.grid_of(x), model)
+    cover = _cover(kept, model.grid_of(x), model)[:, :, : x.shape[2], : x.shape[3]]
     return x * cover + paint * (1 - cover)
 
 
-def _cover(kept: Tensor, grid: tuple[int, int], model: VisionTransformer) -> Tensor:
-    """(B, N) -> (B, 1, H, W): 1 on the pixels of the patches that are kept."""
-    P_h, P_w = model.config.patch
+def _cover(kept: Tensor, grid: tuple[int, int], model: Backbone) -> Tensor:
+    """(B, N) -> (B, 1, H, W): 1 on the pixels of the patches that are kept, what pads them included."""
+    P_h, P_w = model.config.map_strides[-1]
     cells = kept.unflatten(1, grid).float()
     return cells.repeat_interleave(P_h, 1).repeat_interleave(P_w, 2)[:, None]
 
 
-def _probability(model: VisionTransformer, x: Tensor, target: Tensor) -> Tensor:
+def _probability(model: Backbone, x: Tensor, target: Tensor) -> Tensor:
     return model(x).softmax(1).gather(1, target[:, None])[:, 0]

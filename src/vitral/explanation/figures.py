@@ -49,11 +49,13 @@ def draw(e: Explanation) -> Figure:
             ax.set_title(f"image, {W} x {H} pixels", fontsize=9)
             _below(ax, e.part)
         elif e.colours:
-            ax.imshow(e.maps.permute(1, 2, 0).numpy(), interpolation="nearest", extent=_extent((H, W)))
+            ax.imshow(e.maps.permute(1, 2, 0).numpy(), interpolation="nearest", extent=_extent(covered(e)))
+            _within(ax, (H, W))
             ax.set_title(e.titles[0], fontsize=9)
             _below(ax, "alike in colour, alike to the model")
         else:
-            overlay(ax, maps[i - 1], (H, W))
+            overlay(ax, maps[i - 1], covered(e))
+            _within(ax, (H, W))
             ax.set_title(e.titles[i - 1], fontsize=9, parse_math=False)
             _legend(ax, scale_of(maps[i - 1]))
         if e.asked is not None:
@@ -71,15 +73,24 @@ def columns_for(panels: int) -> int:
 
 
 def overlay(ax: Axes, map_: Tensor, size: tuple[int, int], alpha: float = 0.72) -> None:
-    """Lay a map over an image that is drawn at its pixels, each cell exactly on its patch."""
-    H, W = size
+    """Lay a map over an image that is drawn at its pixels, each cell on its patch; all of them cover `size`."""
     scale = scale_of(map_)
     ax.imshow(
         map_.numpy(), cmap=colormap(scale.low < 0), vmin=scale.bottom, vmax=scale.top, alpha=alpha,
         interpolation="nearest", extent=_extent(size),
     )  # fmt: skip
-    ax.set_xlim(-0.5, W - 0.5)
-    ax.set_ylim(H - 0.5, -0.5)
+    _within(ax, size)
+
+
+def covered(e: Explanation) -> tuple[int, int]:
+    """Height and width of all cells together: of the image, or a little more where they do not divide it."""
+    return e.grid[0] * e.patch[0], e.grid[1] * e.patch[1]
+
+
+def _within(ax: Axes, size: tuple[int, int]) -> None:
+    """Show so many pixels and no more."""
+    ax.set_xlim(-0.5, size[1] - 0.5)
+    ax.set_ylim(size[0] - 0.5, -0.5)
 
 
 def _extent(size: tuple[int, int]) -> tuple[float, float, float, float]:

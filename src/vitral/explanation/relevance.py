@@ -2,8 +2,8 @@
 
 `attribution`: gradients times attention, propagated through the residuals (Chefer et al., 2021, arXiv:2103.15679).
 `gradient_rollout`, `attention_rollout`: attention multiplied through the blocks, weighted by the gradient or as it is.
-`grad_cam`: patch tokens before the last block times their gradient (Grad-CAM, Selvaraju et al., 2017, without its mean
-over places: Draelos and Carin, 2020, arXiv:2011.08891).
+`grad_cam`: patch tokens before the last block, or the last map of what is no ViT, times their gradient (Grad-CAM,
+Selvaraju et al., 2017, without its mean over places: Draelos and Carin, 2020, arXiv:2011.08891).
 `integrated_gradients`: the gradient along the way from an empty image, on patch tokens (Sundararajan et al., 2017).
 `occlusion`: how much the answer falls when a patch is painted over; no gradient, one forward pass for each patch.
 `input_gradients`: the plain gradient by the pixels, to compare with.
@@ -22,7 +22,9 @@ from vitral.errors import InputError
 from vitral.explanation.attention import Recorder, fuse, pool_row, to_maps
 from vitral.explanation.faithfulness import mean_colour, painted
 from vitral.explanation.rollout import rollout
+from vitral.models.backbone import Backbone
 from vitral.models.vit import VisionTransformer
+from vitral.nn.patches import pad_to_multiple
 
 Target = int | Tensor | Callable[[Tensor], Tensor] | None
 """A class, one per image, a function from outputs (B, ...) to numbers (B), or None for the likeliest class."""
@@ -51,7 +53,7 @@ def select(outputs: Tensor, target: Target) -> Tensor:
 
 
 @contextmanager
-def left_as_it_was(model: VisionTransformer) -> Iterator[None]:
+def left_as_it_was(model: Backbone) -> Iterator[None]:
     """Run in eval mode with gradients on and frozen weights, and put everything back."""
     modes = [(module, module.training) for module in model.modules()]
     wants = [(p, p.requires_grad) for p in model.parameters()]
@@ -113,8 +115,16 @@ def attention_rollout(
     return to_maps(model, rollout([fuse(rows, fusion) for rows in blocks], start, discard), model.grid_of(x))
 
 
-def grad_cam(model: VisionTransformer, x: Tensor, target: Target = None) -> Tensor:
-    """(sum over D of dy / dz_n * z_n)^+ on the patch tokens that the last block receives."""
+def grad_cam(model: Backbone, x: Tensor, target: Target = None) -> Tensor:
+    """(sum over D of dy / dz_n * z_n)^+ on the patch tokens that the last block receives; of others, on the last map.
+
+    Of a [CLS] the last tokens would tell nothing, for the pooling does not read them; elsewhere it reads them all.
+    """
+    if not isinstance(model, VisionTransformer):
+        with left_as_it_was(model):
+            z = model.forward_features(x).detach().requires_grad_()
+            (grad,) = torch.autograd.grad(select(model.forward_head(z), target).sum(), z)
+        return (grad * z.detach()).sum(-1).clamp(min=0).unflatten(1, model.grid_of(x))
     with left_as_it_was(model):
         z, _ = model.embed_tokens(x)
         *inner, last = model.blocks
@@ -145,9 +155,7 @@ def integrated_gradients(
     return to_maps(model, ((z - base) * total).sum(-1), model.grid_of(x))
 
 
-def occlusion(
-    model: VisionTransformer, x: Tensor, target: Target = None, batch: int = 16, track: Track = iter
-) -> Tensor:
+def occlusion(model: Backbone, x: Tensor, target: Target = None, batch: int = 16, track: Track = iter) -> Tensor:
     """The fall of the target when each patch in turn takes the image's mean colour; of a class, the fall of log p."""
 
     def answer(images: Tensor, wanted: Target) -> Tensor:
@@ -169,10 +177,10 @@ def occlusion(
     return torch.stack(maps).unflatten(1, grid)
 
 
-def input_gradients(model: VisionTransformer, x: Tensor, target: Target = None) -> Tensor:
-    """|dy / dx| summed over the channels and pixels of each patch."""
+def input_gradients(model: Backbone, x: Tensor, target: Target = None) -> Tensor:
+    """|dy / dx| summed over the channels and pixels of each patch, of what is no ViT of each cell of the last map."""
     with left_as_it_was(model):
         pixels = x.detach().clone().requires_grad_()
         (grad,) = torch.autograd.grad(select(model(pixels), target).sum(), pixels)
-    P_h, P_w = model.config.patch
-    return grad.abs().sum(1).unflatten(2, (-1, P_w)).unflatten(1, (-1, P_h)).sum((2, 4))
+    P_h, P_w = model.config.map_strides[-1]
+    return pad_to_multiple(grad.abs().sum(1), (P_h, P_w)).unflatten(2, (-1, P_w)).unflatten(1, (-1, P_h)).sum((2, 4))

@@ -22,10 +22,11 @@ from vitral.data.transforms import decode_size, normalize
 from vitral.explanation.explain import explain
 from vitral.explanation.faithfulness import curves
 from vitral.explanation.figures import blended
-from vitral.explanation.relevance import attribution, input_gradients
+from vitral.explanation.relevance import attribution, grad_cam, input_gradients
 from vitral.explanation.writing import align
 from vitral.inference.predictor import Predictor
 from vitral.models.cost import model_cost
+from vitral.models.vit import VisionTransformer
 from vitral.reporting.charts import confusion_matrix, histogram, line_chart, reliability_chart, scatter_chart
 from vitral.tasks.base import Answer
 from vitral.tasks.drawing import boxed, overlaid
@@ -378,15 +379,17 @@ def _shown_images(s: Shown) -> list[tuple[int, int]]:
 def _looks(s: Shown) -> str:
     """The first image of each class, with the patches that speak for the answer."""
     predictor, figures = Predictor(s.run), []
+    method = "relevance" if isinstance(predictor.backbone, VisionTransformer) else "gradcam"
     for index, label in _shown_images(s):
         pixels = s.data.images.read(index, predictor.mode, decode_size(predictor.preprocess))
-        made = explain(predictor, pixels, "relevance")
+        made = explain(predictor, pixels, method)
         name = html.escape(made.about)
         figures.append(
             f'<figure><img src="{_data_url(blended(made.image, made.maps[0]))}" alt="{name}">'
             f"<figcaption>{name}<br>is {html.escape(s.document['labels'][label])}</figcaption></figure>"
         )
-    note = "Patches that speak for the answer: gradient times attention, bright for much. vitral explain shows more."
+    how = {"relevance": "gradient times attention", "gradcam": "Grad-CAM on the last map"}[method]
+    note = f"Patches that speak for the answer: {how}, bright for much. vitral explain shows more."
     return f'<div class="shots">{"".join(figures)}</div><p class="soft">{note}</p>'
 
 
@@ -396,20 +399,24 @@ def _faithful(s: Shown) -> str:
     The first images of the part, as many as a few seconds allow.
     """
     predictor = Predictor(s.run)
-    count = int(max(4, min(64, 4e9 // model_cost(predictor.vit.config).macs)))
+    count = int(max(4, min(64, 4e9 // model_cost(predictor.backbone.config).macs)))
     chosen = s.kept("indices")[:count].tolist()
     pixels = [predictor.prepare(s.data.images.read(index, predictor.mode)) for index in chosen]
     x = normalize(torch.stack(pixels), predictor.preprocess)
     target = predictor.outputs(x).argmax(1)
-    grid = predictor.vit.grid_of(x)
+    model = predictor.backbone
+    if isinstance(model, VisionTransformer):
+        speaks = {"relevance": attribution(model, x, target)}
+    else:
+        speaks = {"Grad-CAM": grad_cam(model, x, target)}
     rivals = {
-        "relevance": attribution(predictor.vit, x, target),
-        "input gradients": input_gradients(predictor.vit, x, target),
-        "chance": torch.rand(len(x), *grid, generator=torch.Generator().manual_seed(0)),
+        **speaks,
+        "input gradients": input_gradients(model, x, target),
+        "chance": torch.rand(len(x), *model.grid_of(x), generator=torch.Generator().manual_seed(0)),
     }
     series, areas = {}, []
     for name, maps in rivals.items():
-        measured = curves(predictor.vit, x, maps, target)
+        measured = curves(model, x, maps, target)
         heights = measured.insertion.mean(0).tolist()
         series[name] = [(100 * i / (len(heights) - 1), height) for i, height in enumerate(heights)]
         areas.append(f"{name} {float(measured.insertion_auc.mean()):.3f}")

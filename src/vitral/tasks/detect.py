@@ -73,6 +73,12 @@ class Objects(Answer):
         return boxed(image, self.boxes, texts, self.numbers)
 
 
+def _maps(backbone: Backbone | ResNet) -> int:
+    """Maps to read: the last of a ViT or ResNet; of a pyramid also the one before, where small objects are not lost."""
+    strides = backbone.config.map_strides if isinstance(backbone, Backbone) else ()
+    return 2 if len(set(strides)) > 1 else 1
+
+
 class Detect(Task):
     """Hungarian matching, then classes, L1 and generalised IoU on the matched; average precision as COCO's."""
 
@@ -131,6 +137,7 @@ class Detect(Task):
         o = self.options
         config = DetectorConfig(
             backbone=backbone.config,
+            maps=_maps(backbone),
             num_classes=len(self.labels),
             num_queries=self.num_queries,
             queries=o.queries,
