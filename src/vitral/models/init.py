@@ -14,8 +14,10 @@ from vitral.nn.regularize import LayerScale
 M = TypeVar("M", bound=nn.Module)
 
 
-def init_weights(model: nn.Module, seed: int | None = None, zero_head: bool = False) -> None:
-    """Fill every parameter of a ViT anew, from `seed` or else from torch's own generator.
+def init_weights(
+    model: nn.Module, seed: int | None = None, zero_head: bool = False, keep: nn.Module | None = None
+) -> None:
+    """Fill every parameter of a ViT anew, from `seed` or else from torch's own generator; those of `keep` stay.
 
     Linear layers and the position table: truncated normal of 0.02, biases 0. Convolutions: torch's default. Tokens:
     normal of 1e-6. `zero_head` starts the classifier at 0, which fine-tuning likes: the first outputs are then even.
@@ -24,7 +26,8 @@ def init_weights(model: nn.Module, seed: int | None = None, zero_head: bool = Fa
     if device.type == "meta":  # shapes without numbers
         return
     generator = None if seed is None else torch.Generator(device).manual_seed(seed)
-    for module in model.modules():
+    kept = set() if keep is None else set(keep.modules())
+    for module in (module for module in model.modules() if module not in kept):
         if isinstance(module, nn.Linear):
             nn.init.trunc_normal_(module.weight, std=0.02, generator=generator)
             if module.bias is not None:
@@ -34,7 +37,7 @@ def init_weights(model: nn.Module, seed: int | None = None, zero_head: bool = Fa
             if module.bias is not None:
                 bound = module.weight[0].numel() ** -0.5
                 nn.init.uniform_(module.bias, -bound, bound, generator=generator)
-        elif isinstance(module, nn.LayerNorm):
+        elif isinstance(module, nn.LayerNorm | nn.GroupNorm):
             nn.init.ones_(module.weight)
             nn.init.zeros_(module.bias)
         elif isinstance(module, LayerScale):

@@ -3,13 +3,15 @@
 from torch import nn
 
 from vitral.config import ViTConfig
+from vitral.errors import ConfigError
 from vitral.nn.attention import Attention
 from vitral.nn.blocks import PostNormBlock, PreNormBlock
 from vitral.nn.mlp import MLP
-from vitral.nn.patches import ConvStem, PatchEmbed
+from vitral.nn.patches import ConvStem, HybridEmbed, PatchEmbed
 from vitral.nn.pooling import AttentionPool, ClsDistPool, ClsMeanPool, ClsPool, DistilledHead, MaxPool, MeanPool
 from vitral.nn.positions import LearnedPositions, NoPositions, SinusoidalPositions
 from vitral.nn.regularize import stochastic_depth_rates
+from vitral.nn.resnetv2 import resnet_v2
 
 EncoderBlock = PreNormBlock | PostNormBlock
 
@@ -19,6 +21,10 @@ STEMS = {
     "linear": lambda c: PatchEmbed(c.in_chans, c.embed_dim, c.patch, c.patch_bias),
     "conv": lambda c: ConvStem(c.stem_layers, c.patch_bias, c.norm_eps),
     "conv_deep": lambda c: ConvStem(c.stem_layers, c.patch_bias, c.norm_eps),
+    "resnet": lambda c: HybridEmbed(
+        resnet_v2(c.in_chans, c.stem_depths), c.stem_width, c.embed_dim, c.stem_cells, c.patch_bias, frozen=False
+    ),
+    "custom": lambda c: _no_stem(),
 }
 
 POSITIONS = {
@@ -43,6 +49,20 @@ HEADS = {
     "mlp_tanh": lambda c: MLP(c.pooled_dim, c.pooled_dim, c.pooled_dim, c.num_classes, "tanh", drop=0.0),
     "distilled": lambda c: DistilledHead(c.embed_dim, c.num_classes),
 }
+
+
+def _no_stem() -> nn.Module:
+    raise ConfigError(
+        "a custom stem is a module of your own, which no file holds: pass it, VisionTransformer(config, stem=...), and "
+        "load the weights with load_state_dict."
+    )
+
+
+def check_stem(c: ViTConfig, stem: nn.Module) -> nn.Module:
+    """A stem that was passed in, if the config leaves room for it."""
+    if c.stem != "custom":
+        raise ConfigError(f"a stem that is passed in needs stem='custom' in the config, got {c.stem!r}.")
+    return stem
 
 
 def make_mlp(c: ViTConfig) -> MLP:

@@ -6,8 +6,7 @@ The parts come from `vitral.nn`, chosen by the config; no option is tested in `f
 
 import re
 from collections.abc import Iterator, Sequence
-from operator import index
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,8 @@ from torch import Tensor, nn
 from vitral.config import ViTConfig
 from vitral.errors import InputError
 from vitral.models import parts
-from vitral.models.backbone import Backbone
+from vitral.models.backbone import Backbone, resolve_layers
+from vitral.models.init import init_weights
 from vitral.nn.attention import key_mask
 from vitral.nn.packing import pack, unpack
 from vitral.nn.patches import check_divisible, check_finite, check_images, pad_to_multiple
@@ -27,16 +27,19 @@ class VisionTransformer(Backbone):
     Two keywords go with every method that takes a batch of images. `pad=True` pads the bottom and right with zeros to
     the next multiple of the patch. `mask` (B, H, W) is True on the pixels that count: the others are set to zero, and
     a patch with no pixel that counts is hidden from attention and pooling.
+
+    `stem`, with a config whose stem is `custom`, is a module of your own in the place of E: images to tokens (B, N, D),
+    its last layer called `proj` (`vitral.models.hybrid`). It comes with its weights and keeps them.
     """
 
     config: ViTConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, config: ViTConfig) -> None:
+    def __init__(self, config: ViTConfig, stem: nn.Module | None = None) -> None:
         super().__init__()
         self.describe(config)
         c, D = config, config.embed_dim
 
-        self.patch_embed = parts.STEMS[c.stem](c)  # E
+        self.patch_embed: Any = parts.STEMS[c.stem](c) if stem is None else parts.check_stem(c, stem)  # E
         self.cls_token = nn.Parameter(torch.zeros(1, 1, D)) if c.class_token else None
         self.reg_token = nn.Parameter(torch.zeros(1, c.reg_tokens, D)) if c.reg_tokens else None
         learned = c.positions == "learned"
@@ -51,7 +54,7 @@ class VisionTransformer(Backbone):
         self.fc_norm = parts.make_norm(c, c.pooled_dim, c.norm_after_pool)
         self.head_drop = nn.Dropout(c.drop_rate)
         self.head = parts.HEADS[c.head](c) if c.num_classes else nn.Identity()
-        self.init_weights()
+        init_weights(self, keep=stem)
 
     # ---- the equations ----
 
@@ -148,7 +151,7 @@ class VisionTransformer(Backbone):
 
         `layers` counts blocks from 0, or from the end below 0; `norm` applies the final norm to each.
         """
-        wanted = self._resolve_layers(layers)
+        wanted = resolve_layers(layers, self.config.depth, "block")
         z, visible = self.embed_tokens(x, pad=pad, mask=mask)
         found = {}
         for layer, z_l in enumerate(self.states(z, key_mask(visible)), start=-1):
@@ -175,7 +178,7 @@ class VisionTransformer(Backbone):
         Only the rows asked for are ever made, whatever kernel `forward` uses. `queries` is "cls", "all", or indices of
         tokens in the order [CLS], registers, patches row by row.
         """
-        wanted = self._resolve_layers(layers)
+        wanted = resolve_layers(layers, self.config.depth, "block")
         z, visible = self.embed_tokens(x, pad=pad, mask=mask)
         attn_mask, rows = key_mask(visible), {}
         tokens = self._resolve_queries(queries, z)
@@ -244,19 +247,6 @@ class VisionTransformer(Backbone):
         if not torch.compiler.is_compiling() and not patches.any(dim=1).all():
             raise InputError("mask hides a whole image; leave at least one pixel of each that counts.")
         return x, torch.cat([patches.new_ones(x.shape[0], self.prefix_tokens), patches], dim=1)
-
-    def _resolve_layers(self, layers: Sequence[int] | str) -> list[int]:
-        """Turn block numbers, possibly negative, into 0..L-1."""
-        L = self.config.depth
-        if layers == "all":
-            return list(range(L))
-        try:
-            numbers = [index(i) for i in layers]  # type: ignore[arg-type]
-        except TypeError:
-            numbers = []
-        if not numbers or not all(-L <= i < L for i in numbers):
-            raise InputError(f"layers must be 'all' or a list of block numbers from {-L} to {L - 1}, got {layers!r}.")
-        return [i % L for i in numbers]
 
     def _resolve_queries(self, queries: str | Sequence[int] | Tensor, z: Tensor) -> Tensor:
         """Turn "cls", "all" or token indices into a tensor of indices."""

@@ -137,3 +137,37 @@ class ConvStem(nn.Module):
         for conv, norm in zip(self.convs, self.norms, strict=True):
             x = F.gelu(norm(conv(x).movedim(1, -1))).movedim(-1, 1)
         return self.proj(x).flatten(2).transpose(1, 2)
+
+
+class HybridEmbed(nn.Module):
+    """The map of a CNN as tokens: (B, C, H, W) -> (B, F, h, w) -> patches of the map -> (B, N, D).
+
+    `backbone` is any module from images to one map of `feature_dim` channels; `patch_size` counts cells of that map.
+    `frozen` keeps it as it is: no gradient, and eval mode whatever the mode of the model around it.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        feature_dim: int,
+        embed_dim: int,
+        patch_size: tuple[int, int],
+        bias: bool,
+        frozen: bool,
+    ) -> None:
+        super().__init__()
+        self.backbone, self.frozen = backbone, frozen
+        self.proj = nn.Conv2d(feature_dim, embed_dim, kernel_size=patch_size, stride=patch_size, bias=bias)
+        if frozen:
+            self.backbone.requires_grad_(False).eval()
+
+    def train(self, mode: bool = True) -> "HybridEmbed":
+        """Set the mode, but not that of a frozen CNN."""
+        super().train(mode)
+        if self.frozen:
+            self.backbone.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, N, D)."""
+        return self.proj(self.backbone(x)).flatten(2).transpose(1, 2)

@@ -5,11 +5,13 @@ Kernels are (in, out), attention keeps its heads apart, and the activation of th
 """
 
 import re
+from dataclasses import replace
 from functools import lru_cache, partial
 
 from vitral.config import PositionResize
 from vitral.errors import CheckpointError
 from vitral.weights import layout as ops
+from vitral.weights.hybrid import google_rules, is_google_hybrid
 from vitral.weights.layout import MAX_DEPTH, Layout, Lazy, Names, Rule, rule, rules, settings
 
 _BLOCK = "Transformer/encoderblock_{i}"
@@ -132,6 +134,19 @@ GOOGLE_PRE_LOGITS = Layout(
     fixed={"head": "mlp_tanh"},
     heads=_heads,
 )
+
+
+def _hybrid(base: Layout, stages: bool) -> Layout:
+    """The same with a ResNet before the Transformer."""
+    return replace(
+        base,
+        about=f"{base.about}, behind {'a ResNet' if stages else 'the root of a ResNet'}",
+        matches=lambda n: is_google_hybrid(n, stages) and base.matches(n),
+        rules=[*base.rules, *google_rules(stages)],
+    )
+
+
+HYBRIDS = [_hybrid(base, stages) for base in (GOOGLE, GOOGLE_PRE_LOGITS) for stages in (True, False)]
 BIG_VISION = Layout(
     "big_vision",
     "big_vision (SigLIP's image tower, and plain ViTs)",

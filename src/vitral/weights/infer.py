@@ -12,6 +12,7 @@ from vitral.config import ViTConfig
 from vitral.errors import CheckpointError, VitralError
 from vitral.models.zoo import SIZES
 from vitral.weights.files import WeightFile
+from vitral.weights.hybrid import is_hybrid, stem_of
 from vitral.weights.layout import Layout, Names
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -68,6 +69,10 @@ def _from_shapes(file: WeightFile, layout: Layout, shapes: Shapes, sizes: tuple[
         "norm_after_pool": "fc_norm.weight" in shapes and "norm.weight" not in shapes,
         **layout.fixed,
     }
+    if is_hybrid(shapes):
+        found |= stem_of(shapes)
+        stride = ViTConfig(stem="resnet", stem_depths=found["stem_depths"], patch_size=32).stem_stride
+        found["patch_size"] = (P_h * stride, P_w * stride)
     if width == 2 * hidden:
         found["act"] = "swiglu"
     found["init_values"] = layout.family.model.get("init_values") or 1e-5 if "blocks.0.ls1.gamma" in shapes else None

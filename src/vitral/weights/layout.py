@@ -52,6 +52,7 @@ def _each(about: str, read: Callable[[Tensor], Tensor], write: Callable[[Tensor]
 SAME = _each("", lambda t: t, lambda t: t)
 TRANSPOSE = _each("transposed", lambda t: t.t(), lambda t: t.t())
 CONV = _each("HWIO to OIHW", lambda t: t.permute(3, 2, 0, 1), lambda t: t.permute(2, 3, 1, 0))
+FLAT = _each("flattened", lambda t: t.flatten(), lambda t: t)
 ONE_AXIS = _each("one axis more", lambda t: t[None], lambda t: t[0])
 TWO_AXES = _each("two axes more", lambda t: t[None, None], lambda t: t[0, 0])
 FUSE_QKV = Op("q, k, v fused", lambda ts: [torch.cat(list(ts))], lambda ts, heads: ts[0].chunk(3))
