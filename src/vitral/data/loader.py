@@ -63,14 +63,21 @@ class TrainLoader:
     def batches(self, step: int) -> Iterator[Batch]:
         """Yield the batches of steps `step`, `step + 1`, ... without end."""
         epoch, first = divmod(step, self.steps_per_epoch)
-        share = self.batch_size // self.world
         while True:
-            order = self.order(epoch)
-            starts = [k * self.batch_size + self.rank * share for k in range(first, self.steps_per_epoch)]
-            samples = [torch.arange(start, start + share) for start in starts]
-            plan = [(order[places], epoch * len(self.indices) + places) for places in samples]
-            yield from _load(self.feed, plan, self.workers)
+            yield from _load(self.feed, self._plan(epoch, first), self.workers)
             epoch, first = epoch + 1, 0
+
+    def first(self, count: int) -> Iterator[Batch]:
+        """Yield up to so many batches of the first epoch, once more."""
+        yield from _load(self.feed, self._plan(0, 0)[:count], workers=0)
+
+    def _plan(self, epoch: int, first: int) -> list[tuple[Tensor, Tensor]]:
+        """Samples of an epoch and their places in the run, for each batch from `first` on."""
+        share = self.batch_size // self.world
+        order = self.order(epoch)
+        starts = [k * self.batch_size + self.rank * share for k in range(first, self.steps_per_epoch)]
+        samples = [torch.arange(start, start + share) for start in starts]
+        return [(order[places], epoch * len(self.indices) + places) for places in samples]
 
 
 def eval_batches(

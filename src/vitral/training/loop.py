@@ -15,8 +15,9 @@ from vitral.data.augment import neighbours
 from vitral.data.inputs import Batch
 from vitral.data.loader import TrainLoader
 from vitral.data.noise import Noise
-from vitral.errors import TrainingError
+from vitral.errors import ConfigError, TrainingError
 from vitral.tasks.objective import Objective, place_stochastic_depth
+from vitral.training import norms
 from vitral.training.checkpoint import Checkpoint, load_optimizer_tensors, optimizer_tensors
 from vitral.training.distributed import Processes
 from vitral.training.ema import EMA
@@ -80,7 +81,10 @@ def fit(
     began = time.monotonic() - state.seconds
     last_save = time.monotonic()
     meter = Meter()
-    model.train()
+    norms.train(model)
+
+    def measure() -> norms.Statistics:
+        return norms.measure(model, passes(model, objective, loader, config, device, dtype), processes.mean)
 
     for batch in loader.batches(state.step):
         state.seconds = time.monotonic() - began
@@ -130,7 +134,7 @@ def fit(
             line = {"step": state.step, "epoch": state.step / loader.steps_per_epoch, "progress": progress, "lr": rate}
             hooks.log({"split": "train", **line, **meter.read(processes), "seconds": state.seconds})
         if rest == 0 and hooks.validate is not None and (epoch % config.eval_every == 0 or state.step == total):
-            evaluate_average(model, ema, objective.better, hooks, state, epoch)
+            evaluate_average(model, ema, measure, objective.better, hooks, state, epoch)
         if processes.any(due(config, state, last_save)):
             last_save = time.monotonic()
             hooks.save(snapshot(state, model, optimizers, ema))
@@ -142,8 +146,27 @@ def fit(
     hooks.save(snapshot(state, model, optimizers, ema))
     if config.ema:
         ema.swap()
+    measure()
     model.eval()
     return state
+
+
+def passes(
+    model: nn.Module,
+    objective: Objective,
+    loader: TrainLoader,
+    config: LoopConfig,
+    device: torch.device,
+    dtype: torch.dtype | None,
+) -> Iterator[None]:
+    """Put the first batches of training through the model, one with each step: what batch norms are measured by."""
+    for batch in loader.first(norms.BATCHES):
+        noise = Noise(config.seed, batch.samples)
+        mixed = loader.inputs.augment(batch.inputs.to(device), noise, config.augment, mirror=not objective.spatial)
+        targets = loader.targets.warp(batch.targets.to(device), mixed.maps)
+        with autocast(device, dtype):
+            objective.forward(model, mixed.inputs, targets, noise)
+        yield
 
 
 def along(state: State, total: int, max_minutes: float | None) -> float:
@@ -163,10 +186,19 @@ def split(batch: Batch, parts: int) -> Iterator[Batch]:
 
 def recompute_blocks(model: nn.Module) -> None:
     """Keep only the input of each block for the backward pass, and compute the block again there."""
-    for name, block in model.named_modules():
-        if name.rpartition(".")[0].endswith("blocks"):
-            forward = block.forward
-            block.forward = partial(recompute, forward, use_reentrant=False)
+    if norms.learning(model):
+        raise ConfigError(
+            "--checkpoint-blocks computes each block twice, and the batch norms of this model would count every batch "
+            "twice; leave it out, or take a smaller --batch-size with --accumulate."
+        )
+    blocks = [block for name, block in model.named_modules() if name.rpartition(".")[0].endswith("blocks")]
+    if not blocks:
+        raise ConfigError(
+            "--checkpoint-blocks does not apply: this model has no blocks to compute again; leave it out."
+        )
+    for block in blocks:
+        forward = block.forward
+        block.forward = partial(recompute, forward, use_reentrant=False)
 
 
 def skip(state: State, loss: float, batch: Batch, config: LoopConfig, hooks: Hooks) -> None:
@@ -190,17 +222,27 @@ def report_unreadable(state: State, batch: Batch, hooks: Hooks) -> None:
             hooks.warn(problem)
 
 
-def evaluate_average(model: nn.Module, ema: EMA, better: str, hooks: Hooks, state: State, epoch: int) -> None:
+def evaluate_average(
+    model: nn.Module,
+    ema: EMA,
+    measure: Callable[[], norms.Statistics],
+    better: str,
+    hooks: Hooks,
+    state: State,
+    epoch: int,
+) -> None:
     """Evaluate the averaged weights on the validation part, and keep them if they are the best so far."""
     assert hooks.validate is not None
     ema.swap()
+    statistics = measure()
     model.eval()
     metrics = hooks.validate(epoch)
     if metrics[better] > state.best:
         state.best = metrics[better]
         hooks.keep_best()
     ema.swap()
-    model.train()
+    norms.restore(model, statistics)
+    norms.train(model)
     hooks.log({"split": "val", "step": state.step, "epoch": epoch, **metrics, "seconds": state.seconds})
 
 
