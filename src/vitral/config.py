@@ -13,14 +13,14 @@ from vitral.errors import ConfigError, UnknownNameError, VitralError, unknown_na
 
 PositionKind = Literal["learned", "sincos1d", "sincos2d", "none"]
 PositionResizeMode = Literal["bilinear", "bicubic", "bilinear_corners", "bicubic_corners"]
-StemKind = Literal["linear", "conv", "conv_deep"]
+StemKind = Literal["linear", "conv", "conv_deep", "resnet", "custom"]
 BlockKind = Literal["pre", "post"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "swiglu"]
 Pooling = Literal["cls", "mean", "max", "map", "cls_mean", "cls_dist"]
 HeadKind = Literal["linear", "mlp", "mlp_tanh", "distilled"]
 Interpolation = Literal["bilinear", "bicubic"]
 CropMode = Literal["center", "squash", "squash_center", "pad"]
-ResNetKind = Literal["resnet18", "resnet50", "resnet101"]
+ResNetKind = Literal["resnet8", "resnet18", "resnet34", "resnet50", "resnet101"]
 QueryKind = Literal["learned", "anchors"]
 AugmentPolicy = Literal["none", "rand", "trivial"]
 Optimizer = Literal["adamw", "muon"]
@@ -236,7 +236,10 @@ class ViTConfig(Options):
     mlp_ratio: float = 4.0
     """Width of the MLP's first layer as a multiple of D (a SwiGLU splits that layer in two halves)."""
     stem: StemKind = "linear"
-    """Pixels to tokens: `linear` projection of each patch; for small images a `conv` stem, or a `conv_deep` one."""
+    """Pixels to tokens: `linear` projection of each patch; for small images a `conv` stem, or a `conv_deep` one; the
+    `resnet` of Google's hybrids; or a `custom` one, handed to `VisionTransformer` beside the config."""
+    stem_depths: tuple[int, ...] = ()
+    """Blocks in each stage of a `resnet` stem; none for its root alone, whose map is a quarter of the image's side."""
     patch_bias: bool = True
     """Bias in the patch projection."""
     class_token: bool = True
@@ -323,9 +326,23 @@ class ViTConfig(Options):
             )
         if self.mlp_width < 1:
             raise ConfigError(f"embed_dim * mlp_ratio must be at least 1, got {D} * {self.mlp_ratio:g}.")
-        if self.stem != "linear" and (P_h & (P_h - 1) or P_w & (P_w - 1)):
+        if self.stem in ("conv", "conv_deep") and (P_h & (P_h - 1) or P_w & (P_w - 1)):
             raise ConfigError(
                 f"a conv stem halves the image step by step, so patch_size must be a power of 2, got {P_h}x{P_w}."
+            )
+        self._check_resnet_stem()
+
+    def _check_resnet_stem(self) -> None:
+        """Raise unless the stages are such as the `resnet` stem can have, and the patch is made of cells of its map."""
+        depths: Any = self.stem_depths
+        if not isinstance(depths, tuple) or len(depths) > 4 or not all(_is_whole(n) and n > 0 for n in depths):
+            raise ConfigError(f"stem_depths must be up to four whole numbers above 0, got {depths!r}.")
+        if depths and self.stem != "resnet":
+            raise ConfigError(f"stem_depths are for the resnet stem, got {depths!r} with stem {self.stem}.")
+        if self.stem == "resnet" and any(side % self.stem_stride for side in self.patch):
+            raise ConfigError(
+                f"a token is one or more cells of the CNN's map, so patch_size must be a multiple of its stride "
+                f"({self.stem_stride}), got {self.patch[0]}x{self.patch[1]}."
             )
 
     @property
@@ -367,6 +384,21 @@ class ViTConfig(Options):
     def pooled_dim(self) -> int:
         """Width of what the head receives."""
         return self.embed_dim * (2 if self.global_pool in ("cls_mean", "cls_dist") else 1)
+
+    @property
+    def stem_stride(self) -> int:
+        """Pixels from one cell of the `resnet` stem's map to the next: 4 for the root, doubled by stages after one."""
+        return 4 << max(len(self.stem_depths) - 1, 0)
+
+    @property
+    def stem_cells(self) -> tuple[int, int]:
+        """Rows and columns of cells of the `resnet` stem's map in one patch."""
+        return self.patch[0] // self.stem_stride, self.patch[1] // self.stem_stride
+
+    @property
+    def stem_width(self) -> int:
+        """F, channels of the `resnet` stem's map."""
+        return 128 << len(self.stem_depths) if self.stem_depths else 64
 
     @property
     def stem_layers(self) -> list[tuple[int, int, tuple[int, int]]]:
@@ -507,16 +539,14 @@ class SwinConfig(Options):
         return tuple((self.patch[0] << i, self.patch[1] << i) for i in range(self.stages))
 
 
-BackboneConfig = ViTConfig | SwinConfig
-"""A model of images upon which others can be built."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ResNetConfig(Options):
-    """A residual network (He et al., 2016), as a classifier or as the backbone of a detector."""
+    """A residual network (He et al., 2016), as a classifier or as the backbone of another model."""
 
     kind: ResNetKind = "resnet50"
-    """Which one, by its number of layers."""
+    """Which one, by its number of layers with weights."""
+    img_size: int | tuple[int, int] = 224
+    """Height and width of the images it is meant for: a default, not a limit."""
     in_chans: int = 3
     """Channels of the image."""
     num_classes: int = 1000
@@ -525,26 +555,77 @@ class ResNetConfig(Options):
     """Batch norm with fixed numbers, as detectors use it: their batches are too small to measure anything."""
     dilation: bool = False
     """Dilation instead of stride in the last stage (DC5): a map of twice the side."""
+    drop_path_rate: float = 0.0
+    """Stochastic depth of the last block; earlier blocks rise to it linearly from 0."""
 
     def __post_init__(self) -> None:
+        self._set_pair("img_size")
         self._check_choices()
         self._check_numbers(["in_chans"], 1, whole=True)
         self._check_numbers(["num_classes"], 0, whole=True)
+        self._check_numbers(["drop_path_rate"], 0, 1)
 
     @property
-    def depths(self) -> tuple[int, int, int, int]:
-        """Blocks in each of the four stages."""
-        return {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}[self.kind]
+    def small(self) -> bool:
+        """Made for small images: 3x3 before the stages, which keeps the size, instead of 7x7 and a pool."""
+        return self.kind == "resnet8"
 
     @property
     def bottleneck(self) -> bool:
         """Three convolutions in a block, the middle one narrow, instead of two."""
-        return self.kind != "resnet18"
+        return self.kind in ("resnet50", "resnet101")
+
+    @property
+    def width(self) -> int:
+        """Channels before the stages."""
+        return 32 if self.small else 64
+
+    @property
+    def stages(self) -> list[tuple[int, int, int]]:
+        """Channels of the 3x3 convolutions, stride and number of blocks of each stage."""
+        depths = {
+            "resnet8": (1, 1, 1),
+            "resnet18": (2, 2, 2, 2),
+            "resnet34": (3, 4, 6, 3),
+            "resnet50": (3, 4, 6, 3),
+            "resnet101": (3, 4, 23, 3),
+        }[self.kind]
+        return [(64 << i, 2 if i or self.small else 1, depth) for i, depth in enumerate(depths)]
+
+    def dilated(self, stage: int) -> bool:
+        """Whether a stage has dilation for its stride."""
+        return self.dilation and stage == len(self.stages) - 1
 
     @property
     def feature_dim(self) -> int:
         """Channels of the last feature map."""
-        return 2048 if self.bottleneck else 512
+        return self.map_dims[-1]
+
+    @property
+    def image(self) -> tuple[int, int]:
+        """Height and width of the default image."""
+        return pair(self.img_size)
+
+    @property
+    def pooled_dim(self) -> int:
+        """Width of what the head receives."""
+        return self.feature_dim
+
+    @property
+    def map_dims(self) -> tuple[int, ...]:
+        """Channels of the map of each stage."""
+        return tuple(width * (4 if self.bottleneck else 1) for width, _, _ in self.stages)
+
+    @property
+    def map_strides(self) -> tuple[tuple[int, int], ...]:
+        """Pixels down and across from one cell to the next in the map of each stage."""
+        strides = [1 if self.dilated(i) else stride for i, (_, stride, _) in enumerate(self.stages)]
+        steps = ((1 if self.small else 4) * math.prod(strides[: i + 1]) for i in range(len(strides)))
+        return tuple((step, step) for step in steps)
+
+
+BackboneConfig = ViTConfig | SwinConfig | ResNetConfig
+"""A model of images upon which others can be built."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1089,7 +1170,7 @@ class PretrainConfig(LoopConfig):
 class DetectorConfig(Options):
     """A detector after DETR (Carion et al., 2020): a backbone, a Transformer, and one box and class for each query."""
 
-    backbone: BackboneConfig | ResNetConfig
+    backbone: BackboneConfig
     """What reads the image, without a head of its own (num_classes=0)."""
     maps: int = 1
     """The backbone's last maps that are read; of several, all are summed at the finest."""
@@ -1155,8 +1236,8 @@ class DetectorConfig(Options):
 
     @property
     def image(self) -> tuple[int, int]:
-        """Height and width of the default image: the backbone's, or of one in DETR's size (short side 800)."""
-        return (800, 1056) if isinstance(self.backbone, ResNetConfig) else self.backbone.image
+        """Height and width of the default image."""
+        return self.backbone.image
 
 
 TextPositions = Literal["learned", "sincos1d"]

@@ -7,11 +7,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from helpers import images
 from vitral.config import Activation, SwinConfig, ViTConfig
 from vitral.models.build import build_backbone
-from vitral.models.cost import model_cost, receptive_field
+from vitral.models.cost import model_cost, receptive_field, receptive_fields
 from vitral.models.init import blank
 from vitral.models.swin import SwinStage, SwinTransformer
 from vitral.models.vit import VisionTransformer
 from vitral.models.zoo import MODELS, model_spec
+from vitral.nn.resnetv2 import pad_same
 
 GOLDEN = {  # parameters, multiply-adds in 10^9
     "vit_tiny_patch16_224": (5_717_416, 1.254),
@@ -65,8 +66,56 @@ def test_the_receptive_field_is_what_gradients_reach(layers):
     assert int((x.grad != 0).sum()) == receptive_field(layers)
 
 
+def test_dilation_and_pooling_widen_the_receptive_field():
+    assert receptive_field([(3, 1, 2)]) == 5
+    assert receptive_field([(3, 1), (2, 2), (3, 1, 4)]) == 3 + 1 + 2 * 4 * 2
+    assert receptive_field([]) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"stem": "conv", "patch_size": 8},
+        {"stem": "conv_deep", "patch_size": 4},
+        {"stem": "resnet"},
+        {"stem": "resnet", "stem_depths": (2, 1), "patch_size": 16},
+    ],
+)
+def test_a_token_sees_what_the_field_of_its_stem_says(options):
+    """By the gradient of one token: the pixels between the first and the last that matter."""
+    config = ViTConfig(**({"patch_size": 32, "img_size": 192, "embed_dim": 8, "num_heads": 2, "depth": 1} | options))
+    stem = VisionTransformer(config).eval().double().patch_embed
+    for module in stem.modules():  # GroupNorm and max look everywhere or at one: replaced by what keeps places
+        for name, child in module.named_children():
+            if isinstance(child, torch.nn.GroupNorm):
+                setattr(module, name, torch.nn.Identity())
+            elif type(child).__name__ == "MaxPoolSame":
+                setattr(module, name, MeanPoolSame())
+            elif isinstance(child, torch.nn.ReLU):
+                setattr(module, name, torch.nn.Softplus())
+    x = images(1, 3, 192, 192, dtype=torch.float64).requires_grad_()
+    (G_h, _), (field) = config.grid, receptive_fields(config)[-1]
+    i = G_h // 2
+    stem(x).unflatten(1, config.grid)[0, i, i].sum().backward()
+    seen = x.grad[0].abs().sum(0).nonzero()
+    assert field.stride == config.patch[0]
+    first, last = field.start + i * field.stride, field.start + i * field.stride + field.size - 1
+    assert seen.amin(0).tolist() == [max(first, 0)] * 2
+    assert seen.amax(0).tolist() == [min(last, 191)] * 2
+
+
+class MeanPoolSame(torch.nn.Module):
+    """As the max pool of the hybrids sees, but with the mean, whose gradient reaches every pixel."""
+
+    def forward(self, x):
+        return torch.nn.functional.avg_pool2d(pad_same(x, 3, 2), 3, 2)
+
+
 VARIANTS = [
     {},
+    {"stem": "resnet", "patch_size": 32, "img_size": (32, 96)},
+    {"stem": "resnet", "patch_size": (16, 8), "img_size": (32, 56), "stem_depths": (1, 2), "patch_bias": False},
     {"reg_tokens": 3, "init_values": 0.1, "head": "mlp"},
     {"class_token": False, "global_pool": "map", "positions": "sincos2d"},
     {"stem": "conv", "patch_size": (2, 4), "img_size": (12, 20), "pre_norm": True},

@@ -240,7 +240,7 @@ def test_gaps_and_what_cannot_be_asked(theirs, tmp_path):
     with pytest.raises(CheckpointError, match="looks like DETR, but does not fit together"):
         vitral.load_model(path, num_heads=4)
     torch.save({"model": {k: v for k, v in tensors.items() if "backbone" not in k}}, path)
-    with pytest.raises(CheckpointError, match="must be a ResNet-18, 50 or 101, got none with the names of one"):
+    with pytest.raises(CheckpointError, match="must be a ResNet-18, 34, 50 or 101, got none with the names of one"):
         vitral.load_model(path, num_heads=4)
     torch.save({"model": {k: v for k, v in tensors.items() if k != "class_embed.weight"}}, path)
     with pytest.raises(CheckpointError, match=r"looks like DETR, but has no class_head.weight"):

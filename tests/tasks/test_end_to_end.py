@@ -180,8 +180,6 @@ def test_a_detector_can_look_through_a_resnet(tmp_path):
     assert again["ap"] == pytest.approx(run.metrics["test"]["ap"])
     with pytest.raises(vitral.VitralError, match="looks through a ResNet"):
         vitral.explain(run.path, torch.zeros(1, 64, 64, dtype=torch.uint8))
-    with pytest.raises(vitral.VitralError, match="backbone for --task detect"):
-        vitral.train(data, out=tmp_path / "x", task="segment", **(SMALL | {"model": "resnet18"}))
 
 
 def test_training_starts_from_the_vit_inside_a_segmenter(runs, tmp_path):

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import tyro
 
 from vitral.cli.output import human, print_json, print_table
-from vitral.config import BackboneConfig, SwinConfig, ViTConfig
-from vitral.models.cost import Cost, model_cost
+from vitral.config import BackboneConfig, ResNetConfig, SwinConfig, ViTConfig
+from vitral.models.cost import Cost, model_cost, receptive_fields
 from vitral.models.zoo import model_spec
 
 
@@ -21,7 +21,7 @@ class Options:
     """Say what a model costs, without building it, and how that grows as patches get smaller.
 
     Examples: vitral cost vit_base_patch16_224; vitral cost vit_small_patch16_224 --img-size 480 640 --json;
-    vitral cost swin_tiny_patch4_window7_224 --img-size 896
+    vitral cost swin_tiny_patch4_window7_224 --img-size 896; vitral cost resnet50
     """
 
     model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
@@ -72,6 +72,9 @@ def run(options: Options) -> None:
             }
         )
         return
+    if isinstance(config, ResNetConfig):
+        _print_cnn(options.model, config, cost)
+        return
     _print_cost(options.model, config, cost)
     if isinstance(config, ViTConfig):
         _print_sweep(config, sweep)
@@ -90,8 +93,10 @@ def patch_sweep(config: ViTConfig) -> dict[int, Cost]:
     sizes = {p for p in (2, 4, 7, 8, 14, 16, 28, 32, 56) if height % p == 0 == width % p and height // p <= 64}
     if config.patch[0] == config.patch[1]:
         sizes.add(config.patch[0])
-    if config.stem == "conv":
+    if config.stem in ("conv", "conv_deep"):
         sizes = {p for p in sizes if p & (p - 1) == 0}
+    elif config.stem == "resnet":
+        sizes = {p for p in sizes if p % config.stem_stride == 0}
     return {p: model_cost(replace(config, patch_size=p)) for p in sorted(sizes)}
 
 
@@ -131,7 +136,10 @@ def _print_cost(name: str, c: BackboneConfig, cost: Cost) -> None:
     )
     order = ["patch embedding", "prefix tokens", "positions", "query, key, value", "attention"]
     parts = list(dict.fromkeys([*order, *cost.macs_by_part, *cost.params_by_part]))
-    parts = [part for part in parts if part in cost.params_by_part or part in cost.macs_by_part]
+    _print_parts(cost, [part for part in parts if part in cost.params_by_part or part in cost.macs_by_part])
+
+
+def _print_parts(cost: Cost, parts: list[str]) -> None:
     print_table(
         "where it goes",
         ["part", "parameters", "", "MACs", ""],
@@ -143,6 +151,31 @@ def _print_cost(name: str, c: BackboneConfig, cost: Cost) -> None:
             ]
             for part in parts
         ],
+    )
+
+
+def _print_cnn(name: str, c: ResNetConfig, cost: Cost) -> None:
+    """A CNN: no tokens, but maps that shrink and fields that grow from stage to stage."""
+    print_table(
+        f"{name}: image {c.image[0]}x{c.image[1]}x{c.in_chans}",
+        ["one image", "", ""],
+        [
+            ["parameters", f"{cost.params:,}", human(4 * cost.params, "B") + " in fp32"],
+            ["multiply-adds", f"{cost.macs:,}", f"{cost.macs / 1e9:.3f} G"],
+            ["activations kept", human(cost.activation_bytes, "B"), "for training, fp32"],
+        ],
+    )
+    _print_parts(cost, list(cost.params_by_part))
+    maps = dict(zip((f"layer{i + 1}" for i in range(len(cost.maps))), cost.maps, strict=True))
+    print_table(
+        "what a cell sees",
+        ["stage", "map", "stride", "receptive field"],
+        [
+            [f.stage, f"{maps[f.stage][0]} x {maps[f.stage][1]}", f"{f.stride}", f"{f.size} x {f.size} pixels"]
+            for f in receptive_fields(c)
+            if f.stage in maps
+        ],
+        note="in theory; beyond the image where it is larger",
     )
 
 

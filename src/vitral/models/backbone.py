@@ -6,12 +6,14 @@ B batch, C channels, H x W pixels, D width of what the head receives. `config` t
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from operator import index
 from typing import Any, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitral.config import BackboneConfig, Preprocess
+from vitral.errors import InputError
 from vitral.models.init import init_weights
 
 
@@ -77,6 +79,21 @@ class Backbone(nn.Module, ABC):
     def unused_without_pooling(self) -> list[nn.Module]:
         """Parts with weights that only the pooled vector goes through."""
         return []
+
+
+def resolve_layers(layers: Sequence[int] | str, count: int, what: str) -> list[int]:
+    """Turn numbers of stages or blocks, possibly negative, into 0..count-1."""
+    if layers == "all":
+        return list(range(count))
+    try:
+        numbers = [index(i) for i in layers]  # type: ignore[arg-type]
+    except TypeError:
+        numbers = []
+    if not numbers or not all(-count <= i < count for i in numbers):
+        raise InputError(
+            f"layers must be 'all' or a list of {what} numbers from {-count} to {count - 1}, got {layers!r}."
+        )
+    return [i % count for i in numbers]
 
 
 def backbone_of(model: nn.Module) -> nn.Module:

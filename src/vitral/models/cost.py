@@ -3,11 +3,13 @@
 T tokens (patches and prefix), D width, L depth, h heads; of a Swin C width of a stage, M side and n tokens of a window.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from vitral.config import BackboneConfig, SwinConfig, ViTConfig
+from vitral.config import BackboneConfig, ResNetConfig, SwinConfig, ViTConfig
+from vitral.errors import ConfigError
+from vitral.models.convolutions import Window, resnet_windows, stem_windows
 
 BYTES = 4  # fp32
 
@@ -50,7 +52,9 @@ class Cost:
 
 def model_cost(c: BackboneConfig) -> Cost:
     """Count the costs of one image of the config's size."""
-    return _swin_cost(c) if isinstance(c, SwinConfig) else _vit_cost(c)
+    if isinstance(c, SwinConfig):
+        return _swin_cost(c)
+    return _resnet_cost(c) if isinstance(c, ResNetConfig) else _vit_cost(c)
 
 
 def _vit_cost(c: ViTConfig) -> Cost:
@@ -64,21 +68,60 @@ def _vit_cost(c: ViTConfig) -> Cost:
         macs_by_part=_macs(c, patches, T),
         attention_entries=T * T,
         attention_bytes=c.num_heads * T * T * BYTES,
-        activation_bytes=_activations(c, T) * BYTES,
+        activation_bytes=(_activations(c, T) + _stem_activations(c)) * BYTES,
         maps=(c.grid,),
     )
 
 
-def receptive_field(layers: Sequence[tuple[int, int]]) -> int:
-    """Pixels along one side that an output of convolutions (kernel, stride) can see, in theory.
+def receptive_field(layers: Sequence[tuple[int, ...]]) -> int:
+    """Pixels along one side that an output of convolutions or pools (kernel, stride, dilation = 1) can see, in theory.
 
-    For L layers of one kernel k and stride 1 it is k + (k - 1)(L - 1); each stride widens what comes after it.
+    For L layers of one kernel k and stride 1 it is k + (k - 1)(L - 1). In general each layer adds (k - 1) times its
+    dilation, in steps of all the strides before it.
     """
-    field, step = 1, 1
-    for kernel, stride in layers:
-        field += (kernel - 1) * step
-        step *= stride
-    return field
+    return follow(Window("", k, s, *dilation) for k, s, *dilation in layers)[-1].size if layers else 1
+
+
+@dataclass(frozen=True)
+class ReceptiveField:
+    """What an output of a stage can see: output i the pixels start + i stride to start + i stride + size - 1."""
+
+    stage: str
+    size: int
+    stride: int
+    start: int
+    """Below 0 where the first output reaches into the padding."""
+
+
+def receptive_fields(config: ResNetConfig | ViTConfig) -> list[ReceptiveField]:
+    """The theoretical receptive field of each stage of a CNN, or of a ViT's stem (after it, all patches see all).
+
+    (Images whose side is no multiple of the stride may start elsewhere behind padding that depends on the size.)
+    """
+    if isinstance(config, ResNetConfig):
+        return follow(resnet_windows(config))
+    P = config.patch[0]
+    if config.stem == "resnet":
+        cells = config.stem_cells[0]
+        return follow([*stem_windows(config), Window("tokens", cells, cells)])
+    if config.stem == "linear":
+        return follow([Window("tokens", P, P)])
+    if config.stem == "custom":
+        raise ConfigError("what a custom stem sees is not in its config; measure it by the gradient.")
+    return follow(Window("tokens", 3, strides[0], before=1) for _, _, strides in config.stem_layers)
+
+
+def follow(windows: Iterable[Window]) -> list[ReceptiveField]:
+    """The field at the end of each stage; shortcuts see no more than what they go around."""
+    found: dict[str, ReceptiveField] = {}
+    size, step, start = 1, 1, 0
+    for w in windows:
+        if not w.aside:
+            size += (w.kernel - 1) * w.dilation * step
+            start -= w.before * step
+            step *= w.stride
+        found[w.stage] = ReceptiveField(w.stage, size, step, start)
+    return list(found.values())
 
 
 def _params(c: ViTConfig, patches: int) -> dict[str, int]:
@@ -128,6 +171,10 @@ def _stem_params(c: ViTConfig) -> int:
     D, bias = c.embed_dim, c.embed_dim * c.patch_bias
     if c.stem == "linear":
         return c.patch[0] * c.patch[1] * c.in_chans * D + bias
+    if c.stem == "resnet":
+        return sum(w.params for w in stem_windows(c)) + c.stem_cells[0] * c.stem_cells[1] * c.stem_width * D + bias
+    if c.stem == "custom":
+        raise ConfigError("what a custom stem costs is not in its config; count the built model.")
     convolutions = sum(9 * c_in * c_out for c_in, c_out, _ in c.stem_layers)
     return convolutions + sum(2 * c_out for _, c_out, _ in c.stem_layers[:-1]) + bias
 
@@ -136,11 +183,31 @@ def _stem_macs(c: ViTConfig) -> int:
     H, W = c.image
     if c.stem == "linear":
         return H * W * c.in_chans * c.embed_dim
+    if c.stem == "resnet":
+        maps = (H // c.stem_stride) * (W // c.stem_stride)
+        return sum(count_macs(stem_windows(c), c.image).values()) + maps * c.stem_width * c.embed_dim
     macs = 0
     for c_in, c_out, (down, across) in c.stem_layers:
         H, W = H // down, W // across
         macs += 9 * c_in * c_out * H * W
     return macs
+
+
+def count_macs(windows: Iterable[Window], image: tuple[int, int]) -> dict[str, int]:
+    """Multiply-adds of each stage for one image."""
+    counts: dict[str, int] = {}
+    for w in windows:
+        image = w.after(image)
+        counts[w.stage] = counts.get(w.stage, 0) + w.kernel**2 * w.c_in * w.c_out * image[0] * image[1]
+    return counts
+
+
+def count_params(windows: Iterable[Window]) -> dict[str, int]:
+    """Parameters of each stage."""
+    counts: dict[str, int] = {}
+    for w in windows:
+        counts[w.stage] = counts.get(w.stage, 0) + w.params
+    return counts
 
 
 def _activations(c: ViTConfig, T: int) -> int:
@@ -155,6 +222,45 @@ def _activations(c: ViTConfig, T: int) -> int:
     mlp = before + c.mlp_hidden  # what the activation keeps, and the input of the second layer
     scaled = 2 * D if c.init_values is not None else 0
     return c.depth * T * (inputs + mlp + scaled + 4 + c.num_heads)
+
+
+def _stem_activations(c: ViTConfig) -> int:
+    return count_kept(stem_windows(c), c.image) if c.stem == "resnet" else 0
+
+
+# ---- CNNs ----
+
+
+def _resnet_cost(c: ResNetConfig) -> Cost:
+    head = {"head": _linear(c.pooled_dim, c.num_classes)} if c.num_classes else {}
+    maps = tuple((-(-c.image[0] // down), -(-c.image[1] // across)) for down, across in c.map_strides)
+    cells = maps[-1][0] * maps[-1][1]
+    return Cost(
+        grid=maps[-1],
+        patches=cells,
+        tokens=cells,
+        params_by_part=count_params(resnet_windows(c)) | head,
+        macs_by_part=count_macs(resnet_windows(c), c.image) | ({"head": c.pooled_dim * c.num_classes} if head else {}),
+        attention_entries=0,
+        attention_bytes=0,
+        activation_bytes=count_kept(resnet_windows(c), c.image) * BYTES,
+        maps=maps,
+    )
+
+
+def count_kept(windows: Iterable[Window], image: tuple[int, int]) -> int:
+    """Numbers that training keeps for the backward pass of an image.
+
+    The image, what each norm receives, what the activation after it gives on, and of a pool its output and where each
+    number came from.
+    """
+    windows = list(windows)
+    kept, c_out = windows[0].c_in * image[0] * image[1], 0
+    for w in windows:
+        image, c_out = w.after(image), w.c_out or c_out
+        cells = c_out * image[0] * image[1]
+        kept += cells if w.aside else 2 * cells if w.c_out else 3 * cells  # places are whole numbers of 8 bytes
+    return kept
 
 
 # ---- Swin ----

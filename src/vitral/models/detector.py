@@ -12,11 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitral.config import DetectorConfig, Preprocess, ResNetConfig
+from vitral.config import DetectorConfig, Preprocess
 from vitral.errors import ConfigError, InputError
 from vitral.models.backbone import Backbone, sum_at_finest
 from vitral.models.build import build_backbone
-from vitral.models.cnn import ResNet
 from vitral.models.vit import VisionTransformer
 from vitral.nn.attention import CrossAttention, key_mask
 from vitral.nn.blocks import RESIDUALS, DecoderBlock, PositionedBlock
@@ -192,7 +191,7 @@ class Detector(nn.Module):
     Boxes are shares of the visible part, as in DETR.
     """
 
-    def __init__(self, config: DetectorConfig, backbone: Backbone | ResNet | None = None) -> None:
+    def __init__(self, config: DetectorConfig, backbone: Backbone | None = None) -> None:
         super().__init__()
         c, D = config, config.embed_dim
         self.config = config
@@ -220,7 +219,7 @@ class Detector(nn.Module):
         self.class_head = nn.Linear(D, c.num_classes + (c.queries == "learned"))
         self.box_head = nn.Sequential(nn.Linear(D, D), nn.ReLU(), nn.Linear(D, D), nn.ReLU(), nn.Linear(D, 4))
         init_detector(self)
-        self.backbone = backbone or make_backbone(c)  # last: its weights are its own affair
+        self.backbone = backbone or build_backbone(c.backbone)  # last: its weights are its own affair
 
     def forward(self, x: Tensor, mask: Tensor | None = None, extra: Extra | None = None) -> DetectorOutput:
         """(B, C, H, W) -> logits and boxes.
@@ -269,8 +268,7 @@ class Detector(nn.Module):
         else:
             check_mask(x, mask)
             shown = x if mask is None else x.masked_fill(~mask[:, None], 0)
-            b = self.backbone
-            maps = [b.features(shown)] if isinstance(b, ResNet) else b.intermediate(shown, layers)
+            maps = self.backbone.intermediate(shown, layers)
             # As in DETR: the pixel at the top left of each cell speaks for it.
             cells = None if mask is None else F.interpolate(mask[:, None].float(), maps[0].shape[2:])[:, 0] > 0
         if cells is None:
@@ -290,14 +288,9 @@ def check_mask(x: Tensor, mask: Tensor | None) -> None:
         raise InputError(f"mask must be boolean (B, H, W) = {want}, got {got}.")
 
 
-def make_backbone(c: DetectorConfig) -> Backbone | ResNet:
-    """The network that reads the image."""
-    return ResNet(c.backbone) if isinstance(c.backbone, ResNetConfig) else build_backbone(c.backbone)
-
-
 def map_dims(c: DetectorConfig) -> tuple[int, ...]:
     """Channels of the maps that are read, the finest first."""
-    dims = (c.backbone.feature_dim,) if isinstance(c.backbone, ResNetConfig) else c.backbone.map_dims
+    dims = c.backbone.map_dims
     if c.maps > len(dims):
         raise ConfigError(f"maps must be at most {len(dims)}, as many as the backbone has, got {c.maps}.")
     return dims[-c.maps :]

@@ -9,7 +9,6 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import index
 from typing import Literal, cast
 
 import torch
@@ -17,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitral.config import SwinConfig
-from vitral.errors import InputError
-from vitral.models.backbone import Backbone
+from vitral.models.backbone import Backbone, resolve_layers
 from vitral.models.init import init_weights
 from vitral.nn.mlp import MLP
 from vitral.nn.patches import PatchEmbed, check_finite, check_images, pad_to_multiple
@@ -307,7 +305,7 @@ class SwinTransformer(Backbone):
         `layers` counts stages from 0, or from the end below 0. `norm` applies the final norm to the last stage, the
         only one that it fits.
         """
-        wanted = _resolve(layers, self.config.stages, "stage")
+        wanted = resolve_layers(layers, self.config.stages, "stage")
         z, found = self.embed_patches(x), {}
         for number, stage in enumerate(self.layers):
             z = stage(z)
@@ -323,7 +321,7 @@ class SwinTransformer(Backbone):
         `layers` counts blocks from 0 through all stages, or from the end below 0. `window_tokens` says which token is
         which; the rows of padding, which looks at itself, mean nothing.
         """
-        wanted = _resolve(layers, self.config.depth, "block")
+        wanted = resolve_layers(layers, self.config.depth, "block")
         rows = {}
         for number, (block, z) in enumerate(self.block_inputs(x)):
             if number in wanted:
@@ -334,7 +332,7 @@ class SwinTransformer(Backbone):
 
     def window_tokens(self, x: Tensor, layers: Sequence[int] | Literal["all"] = (-1,)) -> list[Tensor]:
         """Where the rows and keys of `attention` lie: numbers of tokens (w, n), counted row by row, -1 for padding."""
-        wanted = _resolve(layers, self.config.depth, "block")
+        wanted = resolve_layers(layers, self.config.depth, "block")
         size = -(-x.shape[-2] // self.config.patch[0]), -(-x.shape[-1] // self.config.patch[1])
         cuts = []
         for stage in self.layers:
@@ -386,18 +384,3 @@ def init_swin(model: SwinTransformer, seed: int | None = None, zero_head: bool =
     for module in model.modules():
         if isinstance(module, WindowAttention):
             nn.init.trunc_normal_(module.relative_position_bias_table, std=0.02, generator=generator)
-
-
-def _resolve(layers: Sequence[int] | str, count: int, what: str) -> list[int]:
-    """Turn numbers of stages or blocks, possibly negative, into 0..count-1."""
-    if layers == "all":
-        return list(range(count))
-    try:
-        numbers = [index(i) for i in layers]  # type: ignore[arg-type]
-    except TypeError:
-        numbers = []
-    if not numbers or not all(-count <= i < count for i in numbers):
-        raise InputError(
-            f"layers must be 'all' or a list of {what} numbers from {-count} to {count - 1}, got {layers!r}."
-        )
-    return [i % count for i in numbers]

@@ -7,9 +7,17 @@ Reading the tables does not import torch.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from vitral.config import BackboneConfig, PositionResize, Preprocess, SwinConfig, ViTConfig
+from vitral.config import (
+    BackboneConfig,
+    PositionResize,
+    Preprocess,
+    ResNetConfig,
+    ResNetKind,
+    SwinConfig,
+    ViTConfig,
+)
 from vitral.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
@@ -100,6 +108,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "swin": Family("Swin: attention in windows, a pyramid of maps"),
     "small": Family("for small images, trained from scratch", {"num_classes": 10}, {**_HALF, "crop_mode": "squash"}),
+    "resnet": Family("ResNet, a CNN, as timm runs its weights", {}, {"crop_pct": 0.95}),
 }
 
 
@@ -229,6 +238,24 @@ _NAMES: list[tuple[str, str, Sequence[_Row]]] = [
         )
         for name, stem in (("vit_{}_patch{}_{}", "linear"), ("vit_{}_conv_patch{}_{}", "conv"))
     ],
+    *[
+        (
+            f"vit_{{0}}_{network}_{{2}}",
+            "augreg",
+            [
+                (size, patch, side, {"stem": "resnet", "stem_depths": depths})
+                for size in sizes
+                for side in (224, 384)
+                if (network, size, side) != ("r26_s32", "base", 384)
+            ],
+        )
+        for network, depths, patch, sizes in (
+            ("r_s16_p8", (), 32, ["tiny"]),
+            ("r26_s32", (2, 2, 2, 2), 32, ["small", "base"]),
+            ("r50_s16", (3, 4, 9), 16, ["base"]),
+            ("r50_s32", (3, 4, 6, 3), 32, ["large"]),
+        )
+    ],
     ("vit_{}_deepconv_patch{}_{}", "small", [("pico", 8, 32, {"stem": "conv_deep"})]),
     (
         "vit_{}_conv_patch{}_{}",
@@ -241,6 +268,11 @@ _SWINS: list[tuple[str, int, int, int, str]] = [
     *[(size, 4, 7, 224, "swin") for size in ("tiny", "small", "base", "large")],
     *[(size, 4, 12, 384, "swin") for size in ("base", "large")],
     ("micro", 2, 4, 32, "small"),
+]
+# kind, name, image side, channels, family
+_RESNETS: list[tuple[str, str, int, int, str]] = [
+    *[(kind, kind, 224, 3, "resnet") for kind in get_args(ResNetKind) if kind != "resnet8"],
+    *[("resnet8", f"resnet8_{side}", side, in_chans, "small") for side, in_chans in ((8, 1), (28, 1), (32, 3))],
 ]
 
 
@@ -258,6 +290,9 @@ def _read_names() -> dict[str, ModelSpec]:
         name = f"swin_{size}_patch{patch}_window{M}_{side}"
         options = shape | {"patch_size": patch, "img_size": side} | FAMILIES[family].model
         specs[name] = _described(name, family, SwinConfig.from_dict(options))
+    for kind, name, side, in_chans, family in _RESNETS:
+        options = {"kind": kind, "img_size": side, "in_chans": in_chans} | FAMILIES[family].model
+        specs[name] = _described(name, family, ResNetConfig.from_dict(options))
     return dict(sorted(specs.items()))
 
 

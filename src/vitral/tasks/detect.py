@@ -22,7 +22,6 @@ from vitral.data.sources.yolo import write_yolo
 from vitral.data.targets import Boxes, Targets, box_cxcywh_to_xyxy, boxes_to_image, generalized_iou
 from vitral.errors import DataError, VitralError
 from vitral.models.backbone import Backbone
-from vitral.models.cnn import ResNet
 from vitral.models.detector import Detector, DetectorOutput
 from vitral.tasks.base import Answer, Found, Frame, Task, rest_pooling
 from vitral.tasks.detection_metrics import detection_metrics, flagged
@@ -73,10 +72,9 @@ class Objects(Answer):
         return boxed(image, self.boxes, texts, self.numbers)
 
 
-def _maps(backbone: Backbone | ResNet) -> int:
-    """Maps to read: the last of a ViT or ResNet; of a pyramid also the one before, where small objects are not lost."""
-    strides = backbone.config.map_strides if isinstance(backbone, Backbone) else ()
-    return 2 if len(set(strides)) > 1 else 1
+def _maps(backbone: Backbone) -> int:
+    """Maps to read: the last of a ViT; of a pyramid also the one before, where small objects are not lost."""
+    return 2 if len(set(backbone.config.map_strides)) > 1 else 1
 
 
 class Detect(Task):
@@ -132,7 +130,7 @@ class Detect(Task):
         rows = [torch.cat([numbers[row[:, :1].long()], row[:, 1:]], 1) for row in data.boxes.rows]
         return Boxes(rows, data.boxes.most)
 
-    def build(self, backbone: Backbone | ResNet) -> nn.Module:
+    def build(self, backbone: Backbone) -> nn.Module:
         """The backbone with a decoder of queries."""
         o = self.options
         config = DetectorConfig(

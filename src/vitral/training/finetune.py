@@ -8,6 +8,7 @@ from torch import nn
 from vitral.config import TrainConfig
 from vitral.errors import ConfigError, unknown_name
 from vitral.models.backbone import backbone_of
+from vitral.models.cnn import ResNet
 from vitral.models.lora import add_lora, count_trainable, lora_parameters
 from vitral.models.zoo import MODELS
 from vitral.training.optim import layers_of
@@ -21,6 +22,8 @@ def choose_trained(model: nn.Module, config: TrainConfig) -> None:
     if config.lora.rank:
         require_weights(config.model, f"LoRA (--lora.rank {config.lora.rank})")
         backbone, o = backbone_of(model), config.lora
+        if isinstance(backbone, ResNet):
+            raise ConfigError("LoRA changes the matrices of a Transformer, and a ResNet has none; use --freeze-layers.")
         add_lora(backbone, o.rank, o.alpha, o.parts, trained="head" if backbone is model else "")
     if not count_trainable(model):
         raise ConfigError(
@@ -44,7 +47,8 @@ def freeze(model: nn.Module, parts: str) -> None:
     """
     named = dict(model.named_parameters())
     backbone = backbone_of(model)
-    body = [p for name, p in backbone.named_parameters() if backbone is not model or not name.startswith("head.")]
+    head = {id(p) for p in backbone.head.parameters()} if backbone is model else set()  # type: ignore[union-attr]
+    body = [p for p in backbone.parameters() if id(p) not in head]
     for word in filter(None, (word.strip() for word in parts.split(","))):
         chosen = body if word == "backbone" else [p for name, p in named.items() if f"{name}.".startswith(f"{word}.")]
         if not chosen:
@@ -60,7 +64,7 @@ def freeze_layers(model: nn.Module, count: int) -> None:
     backbone = backbone_of(model)
     layers, depth = layers_of(backbone)
     if count > depth:
-        raise ConfigError(f"--freeze-layers must be at most the number of blocks, {depth}, got {count}.")
+        raise ConfigError(f"--freeze-layers must be at most the number of blocks or stages, {depth}, got {count}.")
     for name, parameter in backbone.named_parameters():
         if count and layers[name] <= count:
             parameter.requires_grad_(False)

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitral import __version__
-from vitral.config import LoopConfig, Preprocess, ResNetConfig, ResNetKind, TrainConfig
+from vitral.config import LoopConfig, TrainConfig
 from vitral.data.inputs import ImageInputs, Inputs, TextInputs
 from vitral.data.loader import TrainLoader, eval_batches
 from vitral.data.sources.base import Data
@@ -23,7 +23,6 @@ from vitral.data.text import tokenized
 from vitral.data.tokenizer import PAD
 from vitral.errors import CheckpointError, ConfigError
 from vitral.models.backbone import Backbone
-from vitral.models.cnn import ResNet
 from vitral.models.init import init_weights
 from vitral.models.lora import merge_lora
 from vitral.models.seq2seq import TextEncoder
@@ -139,17 +138,9 @@ def _make_model(data: Data, config: TrainConfig, task: Task, texts: TextInputs |
         sizes = (len(texts.tokenizer), texts.max_length, config.text.encoder_layers)
         more = {"pad_token": PAD, "num_classes": task.outputs, "pool": task.pool}
         return task.build(TextEncoder(config.text.config(*sizes, **more))).to(device)
-    backbone: Any
-    if config.model in get_args(ResNetKind):
-        if task.name != "detect":
-            raise ConfigError(f"{config.model} is a backbone for --task detect; here name another (vitral models).")
-        in_chans = data.in_chans
-        backbone = ResNet(ResNetConfig(kind=config.model, in_chans=in_chans, num_classes=0))  # type: ignore[arg-type]
-        backbone.preprocess = Preprocess(img_size=config.img_size or 224).for_channels(in_chans)
-    else:
-        backbone = make_backbone(config, data.in_chans, task.outputs)
-        if task.outputs and backbone.labels not in (None, task.labels):
-            init_weights(backbone.head)  # as many outputs, but learnt for others
+    backbone = make_backbone(config, data.in_chans, task.outputs)
+    if task.outputs and backbone.labels not in (None, task.labels):
+        init_weights(backbone.head)  # as many outputs, but learnt for others
     model = task.build(backbone)
     model.preprocess = task.preprocess(backbone.preprocess)  # type: ignore[assignment]
     return model.to(device)

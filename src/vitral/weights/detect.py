@@ -19,6 +19,7 @@ from vitral.weights.layout import Known, Layout, Names, Plan, fitting_labels, ha
 # In the order in which they are tried: the more particular first. DETR and Swin have readers of their own,
 # `weights/detr.py` and `weights/swin.py`.
 LAYOUTS: list[Layout] = [
+    *google.HYBRIDS,
     google.GOOGLE,
     google.GOOGLE_PRE_LOGITS,
     google.BIG_VISION,
@@ -34,6 +35,7 @@ LAYOUTS: list[Layout] = [
     clip.OPEN_CLIP,
     timm.OPEN_CLIP_TRUNK,
     torchvision.TORCHVISION,
+    timm.HYBRID,
     timm.MAE_FULL,
     timm.DEIT_DISTILLED,
     timm.DEIT_III,
@@ -52,7 +54,8 @@ FOREIGN = [
     (r"(^|\.)query_embed\.weight$|query_position_embeddings", "a DETR detector"),  # or a relative of it
     (r"(^|\.)storage_tokens$|rope_embed\.periods$", "a DINOv3 model, with rotary positions"),
     (r"(^|\.)to_patch_embedding\.", "a model of vit-pytorch, whose patches pass two norms and whose qkv has no bias"),
-    (r"patch_embed\.backbone\.|(^|/)conv_root/kernel$", "a hybrid: a ViT on top of a ResNet stem"),
+    (r"^encoder\.patch_embed\.backbone\.", "a hybrid: a ViT on top of a ResNet stem"),  # inside another model
+    (r"patch_embed\.backbone\.(conv1|0)\.", "a hybrid of another kind: a ViT behind a ResNet-D or MobileCLIP's stem"),
     (r"(^|\.)layers\.0\.blocks\.0\.conv1\.c\.weight$", "TinyViT (MobileSAM's image encoder)"),
     (r"blocks\.0\.attn\.rel_pos_h$", "the image encoder of SAM or ViTDet, with relative positions"),
     (r"(^|\.)conv_head\.weight$|_conv_stem\.|(^|\.)layer1\.0\.conv1\.weight$", "a convolutional network"),
@@ -66,6 +69,11 @@ _DETR_DECODER = ("decoder.layers.0.multihead_attn.in_proj_weight", "decoder.laye
 def is_detector(names: Names) -> bool:
     """Whether these are the names of a DETR. (Its relatives, with other attentions, are not.)"""
     return any(name.endswith(_DETR_QUERIES) for name in names) and any(name.endswith(_DETR_DECODER) for name in names)
+
+
+def is_resnet(names: Names) -> bool:
+    """Whether these are the names of a ResNet (of the plain kind: its relatives begin or go on otherwise)."""
+    return {"conv1.weight", "bn1.running_mean", "layer1.0.conv1.weight"} <= set(names)
 
 
 SWIN_TABLES = [  # the first table of biases, by the program that named it

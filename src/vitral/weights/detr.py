@@ -23,6 +23,7 @@ from vitral.weights.huggingface import read_documents
 from vitral.weights.layout import Known, Op, Pattern, Plan, Rule, fitting_labels, rule, translate
 from vitral.weights.load import read_plan, refuse_broken, refuse_gaps, refuse_shapes
 from vitral.weights.report import LoadReport
+from vitral.weights.resnet import kind_of
 
 Size = int | tuple[int, int]
 SPLIT_QKV = Op("in_proj split", lambda ts: ts[0].chunk(3), lambda ts, heads: [torch.cat(list(ts))])
@@ -87,6 +88,8 @@ HUGGINGFACE: list[Pattern] = [
     (r"^class_labels_classifier\.", "class_head."),
     (r"^bbox_predictor\.layers\.(\d)\.", _box_head),
 ]
+SIZE = (800, 1056)
+"""A 4:3 image whose short side is the one that DETR was trained with."""
 DROP = {
     r"(bbox_attention|mask_head)\..*": "head for segmentation",
     r"backbone\..*\.num_batches_tracked": "count of the batches that the norms saw in training",
@@ -230,21 +233,14 @@ def _from_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
 
 def _backbone(shapes: Mapping[str, tuple[int, ...]], dilation: bool) -> ResNetConfig:
-    third = 1 + max((int(name.split(".")[2]) for name in shapes if name.startswith("backbone.layer3.")), default=-1)
-    bottleneck = "backbone.layer1.0.conv3.weight" in shapes
-    kinds = {(False, 2): "resnet18", (True, 6): "resnet50", (True, 23): "resnet101"}
-    if (bottleneck, third) not in kinds:
+    own = {name.removeprefix("backbone."): shape for name, shape in shapes.items() if name.startswith("backbone.")}
+    kind = kind_of(own)
+    if kind is None or kind == "resnet8":
+        third = len({name.split(".")[1] for name in own if name.startswith("layer3.")})
         what = f"one with {third} blocks in its third stage" if third else "none with the names of one"
-        raise CheckpointError(f"the backbone of a DETR must be a ResNet-18, 50 or 101, got {what}.")
-    in_chans = shapes["backbone.conv1.weight"][1]
-    return ResNetConfig.from_dict(
-        {
-            "kind": kinds[bottleneck, third],
-            "in_chans": in_chans,
-            "num_classes": 0,
-            "frozen_norm": True,
-            "dilation": dilation,
-        }
+        raise CheckpointError(f"the backbone of a DETR must be a ResNet-18, 34, 50 or 101, got {what}.")
+    return ResNetConfig(
+        kind=kind, img_size=SIZE, in_chans=own["conv1.weight"][1], num_classes=0, frozen_norm=True, dilation=dilation
     )
 
 
@@ -322,7 +318,8 @@ def _adapt(tensors: dict[str, Tensor], old: DetectorConfig, new: DetectorConfig,
         tensors[name] = made
 
     if new.in_chans != old.in_chans:
-        stems = ("conv1", "patch_embed.convs.0", "patch_embed.proj")
+        roots = ("patch_embed.backbone.stem.conv", "patch_embed.backbone.conv")
+        stems = ("conv1", "patch_embed.convs.0", *roots, "patch_embed.proj")
         stem = next(name for stem in stems if (name := f"backbone.{stem}.weight") in tensors)
         change(stem, "channels summed or repeated", adapt_channels(tensors[stem], new.in_chans))
     if new.num_classes == old.num_classes:

@@ -8,10 +8,12 @@ import torch
 from torch import nn
 
 from vitral.errors import CheckpointError
+from vitral.models.cnn import ResNet
 from vitral.models.init import blank
 from vitral.models.swin import SwinTransformer
 from vitral.models.vit import VisionTransformer
-from vitral.weights.detect import detect, is_swin
+from vitral.weights import resnet
+from vitral.weights.detect import detect, is_resnet, is_swin
 from vitral.weights.files import open_weights
 from vitral.weights.hub import locate
 from vitral.weights.rundir import is_run, read_run_config
@@ -62,6 +64,14 @@ def inspect_weights(source: str, family: str | None = None, num_heads: int | Non
             *(f"left out: {name} ({why})" for name, why in list(plan.dropped.items())[:4]),
         ]
         names = plan.shapes() | dict.fromkeys(plan.unexpected, ())
+    elif is_resnet(file.tensors):
+        plan = resnet.read_names(file)
+        cnn, known = resnet.read_config(file, plan)
+        layout, build, spare = resnet.about(known), (lambda: ResNet(cnn)), set(plan.dropped)
+        told = resnet.read_preprocess(file, cnn, known).to_dict()
+        settings = [(name, value, "the shapes") for name, value in cnn.to_dict().items()]
+        settings += [(name, value, resnet.preprocess_source(name, known)) for name, value in told.items()]
+        notes, names = [*file.notes, *known.notes], plan.shapes()
     else:
         found = detect(file, family, **({} if num_heads is None else {"num_heads": num_heads}))
         layout, config = found.told, found.config

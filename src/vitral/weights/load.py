@@ -15,6 +15,7 @@ from vitral.config import HUB, ViTConfig
 from vitral.errors import CheckpointError, ConfigError
 from vitral.models.backbone import Backbone, backbone_of
 from vitral.models.build import build_backbone
+from vitral.models.cnn import ResNet
 from vitral.models.detector import Detector
 from vitral.models.init import blank, init_weights
 from vitral.models.swin import SwinTransformer
@@ -22,12 +23,13 @@ from vitral.models.vit import VisionTransformer
 from vitral.models.zoo import MODELS
 from vitral.nn.positions import resize_positions
 from vitral.weights.adapt import adapt_channels, resize_patches
-from vitral.weights.detect import Detected, detect, is_detector, is_swin
+from vitral.weights.detect import Detected, detect, is_detector, is_resnet, is_swin
 from vitral.weights.files import WeightFile, open_weights
 from vitral.weights.hub import locate
 from vitral.weights.layout import Plan
 from vitral.weights.report import LoadReport
 from vitral.weights.rundir import AnyModel, is_run, load_run
+from vitral.weights.timm import first_conv
 
 Size = int | tuple[int, int]
 _SETTINGS = ("act", "norm_eps", "num_heads", "global_pool", "pos_prefix", "pos_resize")
@@ -49,7 +51,8 @@ def load_model(
 ) -> Any:
     """Load a model from a run directory, a published file of weights, a folder of one, or `hf-hub:owner/name`.
 
-    It is a `VisionTransformer`, a `SwinTransformer` where the weights are a Swin's, or a `Detector` where a DETR's.
+    It is a `VisionTransformer`, a `SwinTransformer` where the weights are a Swin's, a `ResNet` where they are one's, or
+    a `Detector` where a DETR's.
 
     The first four adapt it: another number of classes gets a new head, another image size resized positions, other
     channels and patches resampled patch weights. `family` (a key of `vitral.models.zoo.FAMILIES`), `num_heads` and
@@ -78,6 +81,16 @@ def load_model(
         if not quiet:
             print(detector.load_report.summary(), file=sys.stderr)
         return detector
+    if is_resnet(file.tensors):
+        from vitral.weights.resnet import load_resnet
+
+        unmeant = {"family": family, "patch_size": patch_size, "native_size": native_size, "num_heads": num_heads}
+        if any(value is not None for value in unmeant.values()):
+            raise ConfigError(f"{source} is a ResNet: it takes no {', '.join(unmeant)}.")
+        model = load_resnet(file, str(source), num_classes, img_size, in_chans, allow)
+        if not quiet:
+            print(model.load_report.summary(), file=sys.stderr)
+        return model
     if is_swin(file.tensors):
         from vitral.weights.swin import load_swin
 
@@ -213,8 +226,7 @@ def _adapt(tensors: dict[str, Tensor], old: ViTConfig, new: ViTConfig, report: L
 
     patches, positions = "patch_embed.proj.weight", "pos_embed"
     if new.in_chans != old.in_chans:
-        first = patches if old.stem == "linear" else "patch_embed.convs.0.weight"
-        change(first, "channels summed or repeated", lambda w: adapt_channels(w, new.in_chans))
+        change(f"{first_conv(old)}.weight", "channels summed or repeated", lambda w: adapt_channels(w, new.in_chans))
     if new.patch != old.patch and old.stem == "linear":
         change(patches, "by pseudo-inverse (FlexiViT)", lambda w: resize_patches(w, new.patch))
     elif new.patch != old.patch:
@@ -232,6 +244,11 @@ def _adapt(tensors: dict[str, Tensor], old: ViTConfig, new: ViTConfig, report: L
 
 def _refuse_another_stem(old: ViTConfig, new: ViTConfig) -> None:
     """Raise unless a conv stem for other patches has the same layers, which then only take other strides."""
+    if old.stem == "resnet":
+        raise ConfigError(
+            f"the patches of a hybrid are cells of its CNN's map, {old.patch[0]}x{old.patch[1]} pixels; "
+            f"leave patch_size out."
+        )
     if len(old.stem_layers) != len(new.stem_layers):
         raise ConfigError(
             f"the {old.stem} stem has {len(old.stem_layers)} layers for patches of {old.patch_size}, but "
@@ -290,6 +307,10 @@ def _adapt_run(model: AnyModel, path: Path, asked: dict[str, Any]) -> AnyModel:
         from vitral.weights.detr import adapt_detector
 
         return adapt_detector(model, path, **asked)
+    if isinstance(model, ResNet) and "patch_size" not in asked:
+        from vitral.weights.resnet import adapt_resnet
+
+        return adapt_resnet(model, path, **asked)
     if isinstance(model, SwinTransformer):
         from vitral.weights.swin import adapt_swin
 

@@ -13,9 +13,10 @@ from torch import Tensor
 from vitral.config import Preprocess, ViTConfig
 from vitral.errors import CheckpointError, ConfigError, unknown_name
 from vitral.models.backbone import Backbone
+from vitral.models.cnn import ResNet
 from vitral.models.swin import SwinTransformer
 from vitral.models.vit import VisionTransformer
-from vitral.weights import google, huggingface, swin, timm
+from vitral.weights import google, huggingface, hybrid, resnet, swin, timm
 from vitral.weights.atomic import save_tensors, write_atomically
 from vitral.weights.layout import Rule
 from vitral.weights.rundir import CONFIG, WEIGHTS, architecture_of, config_document
@@ -70,6 +71,10 @@ def _write_json(path: Path, document: dict[str, Any]) -> None:
 
 
 def _write_vitral(model: Backbone, folder: Path) -> list[str]:
+    if getattr(model.config, "stem", "") == "custom":
+        raise ConfigError(
+            "this model's stem is a module of your own, which a run could not rebuild: save model.state_dict()."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     parts = {
         "task": "classify",
@@ -88,7 +93,8 @@ def _write_vitral(model: Backbone, folder: Path) -> list[str]:
 
 def _write_timm(model: VisionTransformer, target: Path) -> list[str]:
     c, notes = model.config, []
-    plain = c.stem == "linear" and c.positions == "learned" and c.block == "pre" and c.patch_bias != c.pre_norm
+    stem = c.stem in ("linear", "resnet")
+    plain = stem and c.positions == "learned" and c.block == "pre" and c.patch_bias != c.pre_norm
     if not plain or c.head not in ("linear", "distilled"):
         raise ConfigError(
             f"timm has no ViT with stem {c.stem}, positions {c.positions}, block {c.block}, head {c.head}, "
@@ -103,6 +109,7 @@ def _write_timm(model: VisionTransformer, target: Path) -> list[str]:
             "timm keeps no position for [CLS] beside registers: it is added into cls_token, and cannot be parted"
         )
     rules = timm.DISTILLED if c.head == "distilled" else timm.HEAD
+    rules = [*rules, *(hybrid.timm_rules() if c.stem == "resnet" else [])]
     skip = {rule.ours[0] for rule in rules}
     tensors = to_layout(tensors, [*rules, *(rule for rule in timm.OURS if rule.ours[0] not in skip)], c)
     notes += _timm_notes(model, 1e-5 if c.pre_norm else 1e-6)
@@ -143,6 +150,12 @@ def _write_timm_swin(model: SwinTransformer, target: Path) -> list[str]:
         notes.append("a file alone holds neither preprocessing nor labels")
     _write_timm_files(target, tensors, document)
     return notes
+
+
+def _write_timm_resnet(model: ResNet, target: Path) -> list[str]:
+    document = resnet.write_timm_config(model.config, model.preprocess, model.labels)
+    _write_timm_files(target, _weights(model), document)
+    return ["a file alone holds neither preprocessing nor labels"] * (target.suffix == ".safetensors")
 
 
 # ---- Hugging Face ----
@@ -196,16 +209,16 @@ def _write_google(model: VisionTransformer, target: Path) -> list[str]:
     c = model.config
     if target.suffix != ".npz":
         raise ConfigError(f"Google's layout is one file that ends in .npz, got {target}.")
-    plain = c.stem == "linear" and c.positions == "learned" and c.block == "pre" and c.global_pool == "cls"
+    stem = c.stem in ("linear", "resnet")
+    plain = stem and c.positions == "learned" and c.block == "pre" and c.global_pool == "cls"
     extras = c.reg_tokens or c.init_values is not None or c.pre_norm or not c.pos_prefix or c.norm_after_pool
     if not plain or extras or c.head not in ("linear", "mlp_tanh") or not c.patch_bias or not c.qkv_bias:
         raise ConfigError(
             "Google's layout holds plain ViTs alone ([CLS] with its position, no registers, no LayerScale)."
         )
     layout = google.GOOGLE if c.head == "linear" else google.GOOGLE_PRE_LOGITS
-    arrays: dict[str, Any] = {
-        name: t.float().numpy() for name, t in to_layout(_weights(model), list(layout.rules), c).items()
-    }
+    rules = [*layout.rules, *(hybrid.google_rules(bool(c.stem_depths)) if c.stem == "resnet" else [])]
+    arrays: dict[str, Any] = {name: t.float().numpy() for name, t in to_layout(_weights(model), rules, c).items()}
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.stem}.{os.getpid()}.tmp.npz")
     try:
@@ -233,5 +246,6 @@ WRITERS: dict[type[Backbone], dict[str, Callable[[Any, Path], list[str]]]] = {
         "google": _write_google,
     },
     SwinTransformer: {"vitral": _write_vitral, "timm": _write_timm_swin, "huggingface": _write_huggingface_swin},
+    ResNet: {"vitral": _write_vitral, "timm": _write_timm_resnet},
 }
 """The layouts in which each kind can be written."""

@@ -8,8 +8,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vitral.config import BackboneConfig, PositionResize, Preprocess, ViTConfig
+from vitral.config import BackboneConfig, PositionResize, Preprocess, ResNetConfig, ViTConfig
 from vitral.errors import ConfigError
+from vitral.weights.hybrid import is_timm_hybrid, timm_rules
 from vitral.weights.layout import Known, Layout, Names, Rule, has, rule, rules, settings
 
 BODY = [
@@ -120,6 +121,7 @@ OPEN_CLIP_TRUNK = Layout(
     },
     prefixes=("visual.trunk.",),
 )
+HYBRID = _layout("timm", "timm, a ViT behind a ResNet", "augreg", is_timm_hybrid, timm_rules())
 DINO = _layout("dino", "DINO", "dino", _blocks, drop=DINO_HEADS)
 MAE = _layout("mae", "MAE encoder", "mae", _blocks)
 MAE_TUNED = _layout("mae", "MAE, fine-tuned", "mae", lambda n: _blocks(n) and has(n, "fc_norm.weight"))
@@ -162,9 +164,31 @@ def _read_labels(config: Mapping[str, Any]) -> list[str] | None:
     return [str(name) for name in names] if isinstance(names, list) else None
 
 
+def first_conv(c: ViTConfig) -> str:
+    """The convolution that sees the image."""
+    if c.stem == "resnet":
+        return "patch_embed.backbone.stem.conv" if c.stem_depths else "patch_embed.backbone.conv"
+    return "patch_embed.proj" if c.stem == "linear" else "patch_embed.convs.0"
+
+
 def folds(c: ViTConfig) -> bool:
     """Whether [CLS] has a position that timm keeps no place for."""
     return c.reg_tokens > 0 and c.pos_prefix and not c.pos_registers
+
+
+# The architectures of timm with such stages, to start from.
+_HYBRIDS = {
+    (): "vit_tiny_r_s16_p8_224",
+    (2, 2, 2, 2): "vit_small_r26_s32_224",
+    (3, 4, 9): "vit_base_r50_s16_224",
+    (3, 4, 6, 3): "vit_large_r50_s32_224",
+}
+
+
+def _hybrid_architecture(c: ViTConfig) -> str:
+    if c.stem_depths not in _HYBRIDS or c.act == "swiglu" or c.pre_norm:
+        raise ConfigError(f"timm has no hybrid like this one (stages {c.stem_depths}); write it as vitral.")
+    return _HYBRIDS[c.stem_depths]
 
 
 def write_config(c: ViTConfig, p: Preprocess, labels: list[str] | None) -> dict[str, Any]:
@@ -174,10 +198,12 @@ def write_config(c: ViTConfig, p: Preprocess, labels: list[str] | None) -> dict[
         raise ConfigError(f"timm's ViT has no pooling like {c.global_pool}; write it as vitral or huggingface.")
     base = "vit_base_patch16_clip_224" if c.pre_norm else "vit_base_patch16_224"
     base = "deit_base_distilled_patch16_224" if c.head == "distilled" else base
+    base = _hybrid_architecture(c) if c.stem == "resnet" else base
     base = "vit_giant_patch14_reg4_dinov2" if c.act == "swiglu" else base  # the one that has SwiGLU
+    patch = c.stem_cells if c.stem == "resnet" else c.patch
     arguments: dict[str, Any] = {
         "img_size": list(c.image),
-        "patch_size": c.patch[0] if c.patch[0] == c.patch[1] else list(c.patch),
+        "patch_size": patch[0] if patch[0] == patch[1] else list(patch),
         "in_chans": c.in_chans,
         "embed_dim": c.embed_dim,
         "depth": c.depth,
@@ -198,24 +224,27 @@ def write_config(c: ViTConfig, p: Preprocess, labels: list[str] | None) -> dict[
     if c.act != "swiglu":
         arguments["act_layer"] = c.act
     arguments = {key: value for key, value in arguments.items() if value is not None}
+    heads = ["head", "head_dist"] if c.head == "distilled" else "head"
     document: dict[str, Any] = {
         "architecture": base,
         "num_classes": c.num_classes,
         "num_features": c.embed_dim,
         "global_pool": pools[c.global_pool],
         "model_args": arguments,
-        "pretrained_cfg": write_pretrained(c, p, ["head", "head_dist"] if c.head == "distilled" else "head"),
+        "pretrained_cfg": write_pretrained(c, p, heads, first_conv(c)),
     }
     return document | ({"label_names": labels} if labels else {})
 
 
-def write_pretrained(c: BackboneConfig, p: Preprocess, classifier: str | list[str]) -> dict[str, Any]:
-    """timm's `pretrained_cfg`: what is done to images, and where the head is."""
+def write_pretrained(
+    c: BackboneConfig, p: Preprocess, classifier: str | list[str], first: str = "patch_embed.proj"
+) -> dict[str, Any]:
+    """timm's `pretrained_cfg`: what is done to images, where the head is, and the layer that sees the image."""
     return {
         "tag": "vitral",
         "custom_load": False,
         "input_size": [c.in_chans, *c.image],
-        "fixed_input_size": True,
+        "fixed_input_size": not isinstance(c, ResNetConfig),
         "interpolation": p.interpolation,
         "crop_pct": p.crop_pct,
         "crop_mode": p.crop_mode.removeprefix("squash_"),
@@ -223,6 +252,6 @@ def write_pretrained(c: BackboneConfig, p: Preprocess, classifier: str | list[st
         "std": list(p.std),
         "num_classes": c.num_classes,
         "pool_size": None,
-        "first_conv": "patch_embed.proj",
+        "first_conv": first,
         "classifier": classifier,
     }
