@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import tyro
 
 from vitral.cli.output import human, print_json, print_table
-from vitral.config import BackboneConfig, ResNetConfig, SwinConfig, ViTConfig
+from vitral.config import ResNetConfig, SwinConfig, ViTConfig
 from vitral.models.cost import Cost, model_cost, receptive_fields
 from vitral.models.zoo import model_spec
 
@@ -103,7 +103,7 @@ def patch_sweep(config: ViTConfig) -> dict[int, Cost]:
 _ENTRIES = {False: "per head: tokens squared", True: "per head: tokens times those of a window, in the first stage"}
 
 
-def _shape(c: BackboneConfig) -> str:
+def _shape(c: ViTConfig | SwinConfig) -> str:
     """The options that make its size, in the letters of the paper."""
     patch = f"patch {c.patch[0]}x{c.patch[1]}"
     if isinstance(c, SwinConfig):
@@ -112,14 +112,14 @@ def _shape(c: BackboneConfig) -> str:
     return f"{patch}, D {c.embed_dim}, L {c.depth}, h {c.num_heads}"
 
 
-def _tokens_row(c: BackboneConfig, cost: Cost) -> list[str]:
+def _tokens_row(c: ViTConfig | SwinConfig, cost: Cost) -> list[str]:
     if isinstance(c, SwinConfig):
         by_stage = [rows * columns for rows, columns in cost.maps]
         return ["tokens", " > ".join(f"{tokens:,}" for tokens in by_stage), "stage by stage"]
     return ["tokens", f"{cost.tokens:,}", f"with {c.prefix_tokens} before the patches"]
 
 
-def _print_cost(name: str, c: BackboneConfig, cost: Cost) -> None:
+def _print_cost(name: str, c: ViTConfig | SwinConfig, cost: Cost) -> None:
     windows = isinstance(c, SwinConfig)
     print_table(
         f"{name}: image {c.image[0]}x{c.image[1]}x{c.in_chans}, {_shape(c)}",

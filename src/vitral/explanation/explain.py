@@ -352,7 +352,8 @@ def _depth(predictor: Predictor, method: str) -> int:
     if method == "writing":
         return writer_of(predictor)[0].config.decoder.depth
     model = predictor.backbone
-    return model.config.depth if isinstance(model, FITS["attention"]) and method != "tokens" else _maps_of(model)
+    looks = isinstance(model, VisionTransformer | SwinTransformer) and method != "tokens"
+    return model.config.depth if looks else _maps_of(model)  # type: ignore[union-attr]
 
 
 def _maps_of(model: Backbone) -> int:

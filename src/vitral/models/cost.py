@@ -79,7 +79,8 @@ def receptive_field(layers: Sequence[tuple[int, ...]]) -> int:
     For L layers of one kernel k and stride 1 it is k + (k - 1)(L - 1). In general each layer adds (k - 1) times its
     dilation, in steps of all the strides before it.
     """
-    return follow(Window("", k, s, *dilation) for k, s, *dilation in layers)[-1].size if layers else 1
+    windows = [Window("", k, s, dilation[0] if dilation else 1) for k, s, *dilation in layers]
+    return follow(windows)[-1].size if windows else 1
 
 
 @dataclass(frozen=True)
