@@ -196,7 +196,7 @@ class TestTelling:
     @pytest.mark.parametrize(
         ("name", "what"),
         [
-            ("layers.0.blocks.0.attn.relative_position_bias_table", "a Swin Transformer"),
+            ("backbone.layers.0.blocks.0.attn.relative_position_bias_table", "a model around Swin, or Swin V2"),
             ("query_embed.weight", "a DETR detector"),
             ("storage_tokens", "a DINOv3 model"),
             ("to_patch_embedding.1.weight", "a model of vit-pytorch"),

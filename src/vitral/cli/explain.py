@@ -45,7 +45,7 @@ class Options:
     head: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
     """Attention and writing: one head alone."""
     patch: Annotated[str | None, tyro.conf.arg(metavar="X,Y", help_behavior_hint="")] = None
-    """Attention: where the patch at this pixel of the prepared image looks, instead of [CLS]."""
+    """Attention: where the patch at this pixel of the prepared image looks, instead of [CLS] or the mean."""
     target: Annotated[str | None, tyro.conf.arg(name="class", metavar="CLASS", help_behavior_hint="")] = None
     """Relevance, gradcam and occlusion: class to explain, by name or number; the likeliest by default."""
     out: Annotated[str, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = ""

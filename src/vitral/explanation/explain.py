@@ -175,7 +175,7 @@ def _where(q: Question, method: str) -> str:
         return f"{'block' if isinstance(q.backbone, VisionTransformer) else 'stage'} {q.block}"
     if isinstance(q.backbone, SwinTransformer):
         place = f"block {q.block}, in stage {stage_of(q.backbone, q.block)}"
-        return place + (f", from the patch at {q.patch[0]},{q.patch[1]}" if q.patch else ", mean over each window")
+        return place + (f", from the patch at {q.patch[0]},{q.patch[1]}" if q.patch else ", mean over all patches")
     if q.patch is not None:
         return f"block {q.block}, from the patch at {q.patch[0]},{q.patch[1]}"
     if q.model.cls_token is not None:

@@ -12,9 +12,9 @@ from vitral.models.swin import SwinTransformer
 
 @torch.no_grad()
 def window_maps(model: SwinTransformer, x: Tensor, block: int, pixel: tuple[int, int] | None) -> Tensor:
-    """Where the patch at a pixel (x, y) looks in a block; without one, how much each patch is looked at: (h, H, W).
+    """Where the patch at a pixel (x, y) looks in a block; without one, the mean over all patches: (h, H, W).
 
-    The latter is the mean over the queries of its window. Images are (1, C, height, width).
+    Either adds up to 1 in each head. Images are (1, C, height, width).
     """
     (rows,) = model.attention(x, [block])  # (1, w, h, n, n)
     (tokens,) = model.window_tokens(x, [block])  # (w, n), -1 for padding
@@ -22,8 +22,7 @@ def window_maps(model: SwinTransformer, x: Tensor, block: int, pixel: tuple[int,
     H, W = -(-x.shape[2] // s_h), -(-x.shape[3] // s_w)
     real = tokens >= 0
     if pixel is None:
-        queries = real[:, None, :, None].to(rows)
-        given = (rows[0] * queries).sum(2) / queries.sum(2)  # (w, h, n)
+        given = (rows[0] * real[:, None, :, None]).sum(2) / (H * W)  # (w, h, n)
     else:
         window, place = (tokens == pixel[1] // s_h * W + pixel[0] // s_w).nonzero()[0].tolist()
         given = torch.zeros_like(rows[0, :, :, 0])
