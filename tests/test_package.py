@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 def test_public_names():
     names = (
-        "Predictor VitralError __version__ create_model evaluate explain list_models load_model pretrain probe "
+        "Predictor VitralError __version__ compare create_model evaluate explain list_models load_model pretrain probe "
         "save_model train"
     )
     assert sorted(vitral.__all__) == names.split()

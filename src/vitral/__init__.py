@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 # Public name -> module that defines it.
 _PUBLIC = {
     "Predictor": "vitral.inference.predictor",
+    "compare": "vitral.api",
     "create_model": "vitral.models.zoo",
     "evaluate": "vitral.api",
     "explain": "vitral.explanation.explain",
@@ -27,6 +28,7 @@ __all__ = [
     "Predictor",
     "VitralError",
     "__version__",
+    "compare",
     "create_model",
     "evaluate",
     "explain",
@@ -39,7 +41,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from vitral.api import evaluate, pretrain, probe, train
+    from vitral.api import compare, evaluate, pretrain, probe, train
     from vitral.errors import VitralError
     from vitral.explanation.explain import explain
     from vitral.inference.predictor import Predictor

@@ -1,10 +1,13 @@
 """The public functions: what one calls from Python, and what every verb of the command line calls."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from vitral.config import PretrainConfig, ProbeKind, Probing, TrainConfig, Writing
+from vitral.comparison.compare import Comparison, compare_models
+from vitral.config import CompareConfig, PretrainConfig, ProbeKind, Probing, TrainConfig, Writing
 from vitral.data.sources.base import Data
 from vitral.data.sources.open import open_data, open_images
 from vitral.inference.evaluate import evaluate_run, probe_source
@@ -126,6 +129,35 @@ def pretrain_and_report(
     if run.wrote:
         write_pretraining_report(out)
     return run
+
+
+def compare(
+    data: str | Path | Data, *, models: Sequence[str], out: str | Path, quiet: bool = False, command: str = "",
+    **options: Any,
+) -> Comparison:  # fmt: skip
+    """Train models on growing shares of the same data with the same budget, measure them, and write a report.
+
+    `vitral.compare("digits", models=["vit_nano_patch2_8", "vit_nano_conv_patch2_8"], out="runs/two", max_minutes=1)`.
+    `options` are fields of `vitral.config.CompareConfig` (`fractions`, `seeds`, ...) and of `TrainConfig`, the recipe
+    that all models share. A comparison that was stopped goes on when it is called again.
+    """
+    opened = data if isinstance(data, Data) else open_data(data, task="classify")
+    own = {f.name for f in fields(CompareConfig)}
+    chosen = CompareConfig.from_dict({"models": models} | {k: v for k, v in options.items() if k in own})
+    train = resolve_config(opened, {k: v for k, v in options.items() if k not in own}, "classify")
+    return compare_and_report(opened, chosen, train, Path(out), quiet=quiet, command=command)
+
+
+def compare_and_report(
+    data: Data, compare: CompareConfig, train: TrainConfig, out: Path, *, quiet: bool, command: str
+) -> Comparison:
+    """The comparison; what it says goes to stderr."""
+
+    def say(text: str) -> None:
+        if not quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    return compare_models(data, compare, train, out, say=say, quiet=quiet, command=command)
 
 
 def evaluate(

@@ -912,6 +912,8 @@ class LoopConfig(Options):
     """Height and width of a patch; by default the model's."""
     epochs: int = 30
     """Passes over the training images."""
+    max_steps: int | None = None
+    """Train for this many steps instead of the epochs; the warm-up keeps its share of the run."""
     max_minutes: float | None = None
     """Stop after this many minutes, with the schedule ending on time."""
     batch_size: int = 128
@@ -968,7 +970,7 @@ class LoopConfig(Options):
     def __post_init__(self) -> None:
         self._check_choices()
         whole = ["epochs", "batch_size", "accumulate", "eval_every", "log_steps", "max_bad_steps"]
-        self._check_numbers(whole, 1, whole=True)
+        self._check_numbers(whole + ["max_steps"] * (self.max_steps is not None), 1, whole=True)
         self._check_numbers(["workers"], 0, whole=True)
         self._check_numbers(["lr", "muon_lr", "weight_decay", "warmup_epochs", "save_minutes"], 0)
         self._check_numbers(["ema", "drop_path_rate", "val_fraction"], 0, 1)
@@ -1043,6 +1045,47 @@ class TrainConfig(LoopConfig):
                 f"LoRA (lora.rank {self.lora.rank}) freezes the backbone itself: leave freeze and freeze_layers out; "
                 f"lora.parts chooses the layers that it changes (blocks.11 for those of one block)."
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig(Options):
+    """What is compared: every model learns from growing shares of the data, each run with the same budget.
+
+    The budget is `max_macs`, or one of `TrainConfig`: `max_minutes`, `max_steps`, or the `epochs` over all training
+    images. A run on a share of them has as many steps as one on all.
+    """
+
+    models: tuple[str, ...]
+    """Names of models (`vitral models` lists them)."""
+    fractions: tuple[float, ...] = (0.01, 0.05, 0.2, 1.0)
+    """Shares of the training images to learn from, class by class; a smaller one is a part of a larger one."""
+    seeds: int = 3
+    """Runs of each model on each share; the seeds count up from `seed`."""
+    patch_sizes: tuple[int, ...] = ()
+    """Patch sizes to train the first ViT of the models with, on the largest share."""
+    max_macs: float | None = None
+    """Multiply-adds that each run may spend on training (forward and twice that back), instead of minutes or steps."""
+    images: int = 256
+    """Images that the trained models are measured on, of the part that judges; 0 measures nothing."""
+
+    def __post_init__(self) -> None:
+        for name in ("models", "fractions", "patch_sizes"):
+            values: Any = getattr(self, name)
+            single = isinstance(values, str) or not isinstance(values, Sequence)
+            object.__setattr__(self, name, (values,) if single else tuple(values))
+            if len(set(getattr(self, name))) < len(getattr(self, name)):
+                raise ConfigError(f"{name} must differ from each other, got {', '.join(map(str, values))}.")
+        if not self.models or any(not isinstance(model, str) or not model for model in self.models):
+            raise ConfigError(f"models must be the names of one or more models, got {self.models!r}.")
+        if not self.fractions or any(not _is_number(share) or not 0 < share <= 1 for share in self.fractions):
+            raise ConfigError(f"fractions must be above 0 and at most 1, got {self.fractions!r}.")
+        if any(not _is_whole(side) or side < 1 for side in self.patch_sizes):
+            raise ConfigError(f"patch_sizes must be positive whole numbers, got {self.patch_sizes!r}.")
+        object.__setattr__(self, "fractions", tuple(sorted(map(float, self.fractions))))
+        self._check_numbers(["seeds"], 1, whole=True)
+        self._check_numbers(["images"], 0, whole=True)
+        if self.max_macs is not None:
+            self._check_numbers(["max_macs"], 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from vitral.errors import VitralError, unknown_name
 VERBS = {
     "train": ("vitral.cli.train", "train a model on a folder of images, or on the embedded digits"),
     "pretrain": ("vitral.cli.pretrain", "let a model learn from images without labels (DINO, MAE)"),
+    "compare": ("vitral.cli.compare", "train models on growing shares of the same data, and show how they differ"),
     "eval": ("vitral.cli.eval", "how a trained model does on labelled data"),
     "predict": ("vitral.cli.predict", "labels for images"),
     "explain": ("vitral.cli.explain", "what a model looks at, as pictures or a page to play with"),

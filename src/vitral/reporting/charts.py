@@ -2,10 +2,26 @@
 
 import html
 import math
+from dataclasses import dataclass
 from typing import Any
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 460, 240, 44, 34, 12, 10
-COLOURS = ("var(--two)", "var(--one)", "var(--soft)")
+COLOURS = ("var(--two)", "var(--one)", "var(--soft)", "var(--three)", "var(--four)", "var(--five)")
+SHAPES = ("", "6 4", "2 3", "9 3 2 3")
+"""Dashes of the lines after the colours have all been used."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines of points (x, y, spread) over a common axis, the spread drawn as far up as down."""
+
+    title: str
+    series: dict[str, list[tuple[float, float, float]]]
+    x_label: str
+    y_label: str
+    log_x: bool = False
+    """Equal steps along the axis are equal factors; a tick at each x that occurs, if they are few."""
+    log_y: bool = False
 
 
 def _ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -16,7 +32,10 @@ def _ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [first + i * step for i in range(int((high - first) / step + 1e-9) + 1)]
 
 
-def _frame(x: tuple[float, float], y: tuple[float, float], x_label: str) -> tuple[str, Any, Any]:
+def _frame(
+    x: tuple[float, float], y: tuple[float, float], x_label: str, x_ticks: dict[float, str] | None = None,
+    y_ticks: dict[float, str] | None = None,
+) -> tuple[str, Any, Any]:  # fmt: skip
     """Axes, grid and labels, and the maps from values to places."""
 
     def at_x(value: float) -> float:
@@ -26,15 +45,19 @@ def _frame(x: tuple[float, float], y: tuple[float, float], x_label: str) -> tupl
         return HEIGHT - BOTTOM - (value - y[0]) / max(y[1] - y[0], 1e-12) * (HEIGHT - BOTTOM - TOP)
 
     parts = []
-    for value in _ticks(*y):
+    for value, name in (_named(_ticks(*y)) if y_ticks is None else y_ticks).items():
         parts.append(
             f'<path d="M{LEFT} {at_y(value):.1f}H{WIDTH - RIGHT}" stroke="var(--line)"/>'
-            f'<text x="{LEFT - 6}" y="{at_y(value) + 4:.1f}" text-anchor="end">{value:.6g}</text>'
+            f'<text x="{LEFT - 6}" y="{at_y(value) + 4:.1f}" text-anchor="end">{name}</text>'
         )
-    for value in _ticks(*x):
-        parts.append(f'<text x="{at_x(value):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{value:.6g}</text>')
+    for value, name in (_named(_ticks(*x)) if x_ticks is None else x_ticks).items():
+        parts.append(f'<text x="{at_x(value):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{name}</text>')
     parts.append(f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 3}" text-anchor="middle">{html.escape(x_label)}</text>')
     return "".join(parts), at_x, at_y
+
+
+def _named(ticks: list[float]) -> dict[float, str]:
+    return {value: f"{value:.6g}" for value in ticks}
 
 
 def _svg(body: str, label: str, width: float = WIDTH, height: float = HEIGHT) -> str:
@@ -61,6 +84,59 @@ def line_chart(series: dict[str, list[tuple[float, float]]], x_label: str) -> st
         body += f'<path d="M{place} {legend + 16 * i}h16" stroke="{colour}" stroke-width="3"/>'
         body += f'<text x="{place + 21}" y="{legend + 4 + 16 * i}">{html.escape(name)}</text>'
     return _svg(body, f"{', '.join(series)} over {x_label}")
+
+
+def spread_chart(chart: Chart) -> str:
+    """The lines with their points and spreads; what is which stands below, for names may be long."""
+    points = [(x, y, s) for line in chart.series.values() for x, y, s in line if all(map(math.isfinite, (x, y, s)))]
+    points = [p for p in points if (p[0] > 0 or not chart.log_x) and (p[1] > 0 or not chart.log_y)]
+    if not points:
+        return "<p>Nothing was measured.</p>"
+    to_x, to_y = (math.log10 if log else float for log in (chart.log_x, chart.log_y))
+    low_x, high_x = min(to_x(x) for x, _, _ in points), max(to_x(x) for x, _, _ in points)
+    ends = [to_y(e) for _, y, s in points for e in ((y - s, y + s) if not chart.log_y else (y,))]
+    room, side = (max(ends) - min(ends) or 1) * 0.06, (high_x - low_x or 1) * 0.03
+    body, at_x, at_y = _frame(
+        (low_x - side, high_x + side),
+        (min(ends) - room, max(ends) + room),
+        chart.x_label,
+        _log_ticks(sorted({x for x, _, _ in points})) if chart.log_x else None,
+        _decades(min(ends), max(ends)) if chart.log_y else None,
+    )
+    body += f'<text x="{LEFT}" y="{TOP - 2}">{html.escape(chart.y_label)}</text>'
+    legend = ""
+    for i, (name, line) in enumerate(chart.series.items()):
+        colour, dash = COLOURS[i % len(COLOURS)], SHAPES[i // len(COLOURS) % len(SHAPES)]
+        places = [(at_x(to_x(x)), at_y(to_y(y)), x, y, s) for x, y, s in line if (x, y, s) in points]
+        path = " ".join(f"{px:.1f},{py:.1f}" for px, py, *_ in places)
+        style = f'stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"'
+        body += f'<polyline points="{path}" fill="none" {style}/>'
+        for px, py, x, y, s in places:
+            if s and not chart.log_y:
+                body += (
+                    f'<path d="M{px:.1f} {at_y(y - s):.1f}V{at_y(y + s):.1f}" stroke="{colour}" stroke-width="1.4"/>'
+                )
+            told = f"{name}: {y:.4g}{f' ± {s:.2g}' if s else ''} at {x:.4g}"
+            body += f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3" fill="{colour}"><title>{html.escape(told)}</title>'
+            body += "</circle>"
+        swatch = f'<svg viewBox="0 0 22 8" aria-hidden="true"><path d="M0 4h22" {style}/></svg>'
+        legend += f"<span>{swatch}{html.escape(name)}</span>"
+    picture = _svg(body, f"{chart.title}: {', '.join(chart.series)} over {chart.x_label}")
+    return f'{picture}<p class="legend">{legend}</p>'
+
+
+def _log_ticks(values: list[float]) -> dict[float, str]:
+    """The values themselves where they are few, else powers of ten, by their logarithms."""
+    if len(values) <= 6:
+        return {math.log10(value): f"{value:.4g}" for value in values}
+    return _decades(math.log10(values[0]), math.log10(values[-1]))
+
+
+def _decades(low: float, high: float) -> dict[float, str]:
+    """Powers of ten between two logarithms; 2 and 5 of each too where they are few."""
+    steps = (1,) if high - low > 3 else (1, 2, 5)
+    ticks = (k * 10**p for p in range(math.floor(low), math.ceil(high) + 1) for k in steps)
+    return {math.log10(t): f"{t:.3g}" for t in ticks if low - 0.05 <= math.log10(t) <= high + 0.05}
 
 
 def reliability_chart(bins: list[dict[str, float]]) -> str:

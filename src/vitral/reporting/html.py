@@ -18,9 +18,10 @@ from vitral.weights.rundir import read_run_config
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2330; --soft: #5d6675; --line: #d9dee6; --page: #fafbfc; --card: #fff;
-  --one: #0b62a4; --two: #c2570c; --bad: #b3261e; }
+  --one: #0b62a4; --two: #c2570c; --three: #2e7d4f; --four: #8e3d9e; --five: #9a7b0a; --bad: #b3261e; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e9ef; --soft: #9aa4b5; --line: #343c4a; --page: #14181f;
-  --card: #1b212b; --one: #6cb4f0; --two: #f0a35e; --bad: #f2877f; } }
+  --card: #1b212b; --one: #6cb4f0; --two: #f0a35e; --three: #6fce97; --four: #d596e4; --five: #dcc25a;
+  --bad: #f2877f; } }
 * { box-sizing: border-box }
 body { margin: 0; background: var(--page); color: var(--ink); font: 16px/1.5 system-ui, sans-serif }
 main { max-width: 1080px; margin: 0 auto; padding: 1.2rem 1rem 3rem }
@@ -35,6 +36,8 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
 th, td { text-align: right; padding: .25rem .5rem; border-bottom: 1px solid var(--line) }
 th:first-child, td:first-child, .texts td, .texts th { text-align: left } .texts td { vertical-align: top }
 svg { width: 100%; height: auto; display: block } svg text { fill: var(--soft); font-size: 11px; font-family: inherit }
+.legend { display: flex; flex-wrap: wrap; gap: .1rem 1rem; font-size: .82rem; color: var(--soft) }
+.legend svg { display: inline; width: 22px; margin-right: .35rem }
 .shots { display: flex; flex-wrap: wrap; gap: .8rem } figure { margin: 0; width: 112px; font-size: .8rem }
 figure.line { width: 232px } figure.line img { width: 232px; height: auto } .figure { max-width: 100% }
 figure.pair { width: 328px } figure.pair img { width: 160px; height: 160px }

@@ -67,7 +67,7 @@ def fit(
     dtype: torch.dtype | None,
     resume: Checkpoint | None = None,
 ) -> State:
-    """Train until the epochs or the minutes are over; the averaged weights are then in the model."""
+    """Train until the epochs, steps or minutes are over; the averaged weights are then in the model."""
     if config.checkpoint_blocks:
         recompute_blocks(model)
     optimizers, ema, state = make_optimizers(model, config), EMA(model, config.ema), State()
@@ -76,7 +76,7 @@ def fit(
     net = processes.wrap(model)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16 and device.type == "cuda")
     trained = [p for p in model.parameters() if p.requires_grad]
-    total = config.epochs * loader.steps_per_epoch
+    total = total_steps(config, loader)
     warmup = min(config.warmup_epochs / config.epochs, 0.5)
     began = time.monotonic() - state.seconds
     last_save = time.monotonic()
@@ -167,6 +167,11 @@ def passes(
         with autocast(device, dtype):
             objective.forward(model, mixed.inputs, targets, noise)
         yield
+
+
+def total_steps(config: LoopConfig, loader: TrainLoader) -> int:
+    """Steps of the whole run, unless the clock ends it before."""
+    return config.max_steps or config.epochs * loader.steps_per_epoch
 
 
 def along(state: State, total: int, max_minutes: float | None) -> float:

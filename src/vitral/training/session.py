@@ -5,7 +5,7 @@ import platform
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +34,7 @@ from vitral.training.checkpoint import Checkpoint, load_newest, save_checkpoint
 from vitral.training.distributed import Processes, processes
 from vitral.training.finetune import choose_trained, count_parameters
 from vitral.training.log import RunLog
-from vitral.training.loop import Hooks, fit
+from vitral.training.loop import Hooks, State, fit, total_steps
 from vitral.training.precision import resolve_device, resolve_precision
 from vitral.weights.atomic import save_tensors, write_atomically
 from vitral.weights.load import is_source, load_backbone, with_stochastic_depth
@@ -86,7 +86,7 @@ def train_model(
             params, trained = count_parameters(model)
             learns = f", of which {trained:,} are trained" if trained != params else ""
             built = f"{_model_name(config, texts)} to {made.name}: {params:,} parameters{learns}, {inputs.size}"
-            steps = config.epochs * loader.steps_per_epoch
+            steps = total_steps(config, loader)
             if steps < FEW_STEPS:
                 notes = [*notes, f"only {steps} steps in all: a smaller --batch-size or more --epochs trains longer"]
             for note in [data.describe(), *data.notes, *made.notes, built, *filter(None, [notice]), *notes]:
@@ -124,7 +124,7 @@ def train_model(
             merge_lora(model)  # what is evaluated and written is the plain model
             if not who.first:
                 return Run(out, {}, data, wrote=False)
-            return _finish(out, model, made, data, inputs, config.batch_size, describe, log)
+            return _finish(out, model, made, data, inputs, config.batch_size, describe, state, log)
 
 
 def _make_model(data: Data, config: TrainConfig, task: Task, texts: TextInputs | None, device: torch.device) -> Any:
@@ -192,12 +192,17 @@ def _why_not(out: Path, config: LoopConfig, task: str, data: Data, resume: bool)
         return f"{out} is a run to {before}, not to {task}; leave --task out, or give another --out."
     if read_run_config(out).document["data"].get("texts") != data.fingerprint():
         return f"the texts of {data.name} have changed since {out} was started; use the same, or another --out."
-    saved, now = (
+    return other_options(out, read_run_config(out).document["train"], config, MAY_DIFFER)
+
+
+def other_options(out: Path, saved: Mapping[str, Any], config: LoopConfig, may_differ: Set[str]) -> str:
+    """How the options that something was started with differ from those of now; nothing if they may, or do not."""
+    before, now = (
         json.loads(json.dumps(options))  # what is new in vitral since then has its default
-        for options in (type(config).from_dict(read_run_config(out).document["train"]).to_dict(), config.to_dict())
+        for options in (type(config).from_dict(saved).to_dict(), config.to_dict())
     )
-    different = [key for key in now if key not in MAY_DIFFER and saved[key] != now[key]]
-    named = "; ".join(f"{key}: {saved[key]!r} in the run, {now[key]!r} now" for key in different)
+    different = [key for key in now if key not in may_differ and before[key] != now[key]]
+    named = "; ".join(f"{key}: {before[key]!r} in the run, {now[key]!r} now" for key in different)
     return f"{out} was started with other options ({named}); use the same, or another --out." if different else ""
 
 
@@ -244,7 +249,7 @@ def find(model: Any, task: Task, data: Data, indices: Tensor, inputs: Inputs, ba
 
 def _finish(
     out: Path, model: Any, task: Task, data: Data, inputs: Inputs, batch_size: int, describe: dict[str, Any],
-    log: RunLog,
+    state: State, log: RunLog,
 ) -> Run:  # fmt: skip
     """Evaluate the finished model on the parts that were kept apart, and write everything down."""
     save_tensors(out / WEIGHTS, model.state_dict())
@@ -257,7 +262,8 @@ def _finish(
     metrics = {part: task.metrics(found) for part, found in parts.items()}
     save_tensors(out / "evaluation.safetensors", {f"{p}.{k}": t for p, v in parts.items() for k, t in v.items()})
     (out / "best.safetensors").unlink(missing_ok=True)
-    write_atomically(out / CONFIG, config_document({**describe, **task.settings(), "metrics": metrics}))
+    spent = {"steps": state.step, "seconds": state.seconds}
+    write_atomically(out / CONFIG, config_document({**describe, **task.settings(), "spent": spent, "metrics": metrics}))
     write_atomically(out / "README.md", model_card(describe, task, metrics).encode())
     for part, m in metrics.items():
         log.say(f"{part}: {task.summary(m)}, {m['images']:,} {data.what}")

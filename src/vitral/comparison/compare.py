@@ -1,0 +1,62 @@
+"""The whole comparison: plan, runs, verdict, measures, report."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitral.comparison.experiment import judged_on, open_comparison, run_trials
+from vitral.comparison.plan import make_plan
+from vitral.comparison.report import write_comparison
+from vitral.comparison.verdict import judge, summarize
+from vitral.config import CompareConfig, TrainConfig
+from vitral.data.sources.base import Data
+from vitral.training.session import provenance
+from vitral.weights.atomic import write_atomically
+
+RESULTS = "results.json"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A finished comparison: where it lies, and what `results.json` holds."""
+
+    path: Path
+    results: dict[str, Any]
+
+
+def compare_models(
+    data: Data, compare: CompareConfig, train: TrainConfig, out: Path, *, say: Callable[[str], None], quiet: bool,
+    command: str,
+) -> Comparison:  # fmt: skip
+    """Train every model on every share of the data with every seed, and write results.json and report.html."""
+    cut = data.with_splits(train.val_fraction, train.test_fraction, seed=0)
+    plan = make_plan(cut, compare, train, out)
+    open_comparison(out, cut, compare, train)
+    say(f"{cut.describe()}; {len(plan.trials)} runs, each with {plan.budget}")
+    results = run_trials(data, plan, say, quiet, command)
+    rows = summarize(results)
+    models = {each.label for each in plan.candidates}
+    made = provenance(cut, train, [], command)
+    document = {
+        "format_version": 1,
+        **{key: made[key] for key in ("data", "train", "command", "versions", "git_revision")},
+        "compare": compare.to_dict(),
+        "budget": plan.budget,
+        "judged_on": judged_on(cut.splits),
+        "models": {
+            each.label: {"model": each.model, "patch_size": each.patch_size, "params": each.cost.params,
+                         "macs": each.cost.macs, "config": each.config.to_dict()}
+            for each in (*plan.candidates, *plan.patched)
+        },
+        "verdicts": [
+            {"sentence": sentence, "clear": verdict.clear, **vars(verdict)}
+            for verdict, sentence in judge([row for row in rows if row.label in models])
+        ],
+        "summary": [row.to_dict() for row in rows],
+        "runs": [result.to_dict() for result in results],
+    }  # fmt: skip
+    write_comparison(out, document, plan, results, rows, train, [])
+    write_atomically(out / RESULTS, (json.dumps(document, indent=1) + "\n").encode())
+    return Comparison(out, document)

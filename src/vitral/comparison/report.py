@@ -1,0 +1,151 @@
+"""report.html of a comparison, in the look of a run's, and its charts as pictures."""
+
+import html
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from vitral.comparison.charts import against_cost, against_data, against_patch, on_the_way
+from vitral.comparison.experiment import Result
+from vitral.comparison.pictures import draw_chart
+from vitral.comparison.plan import Candidate, Plan
+from vitral.comparison.verdict import Summary, judge
+from vitral.config import TrainConfig
+from vitral.reporting.charts import Chart, spread_chart
+from vitral.reporting.html import page, section
+from vitral.weights.atomic import write_atomically
+
+
+def write_comparison(
+    out: Path, document: dict[str, Any], plan: Plan, results: Sequence[Result], rows: Sequence[Summary],
+    train: TrainConfig, measured: Sequence[str],
+) -> None:  # fmt: skip
+    """Write report.html, and the main charts as PNG files under pictures/."""
+    part = document["judged_on"]
+    models = {each.label for each in plan.candidates}
+    own = [row for row in rows if row.label in models]
+    runs = [result for result in results if result.label in models]
+    charts = {"accuracy-data": against_data(own, part), "accuracy-cost": against_cost(own, plan.candidates, part)}
+    on_way = {"accuracy-macs": on_the_way(runs, "macs"), "accuracy-time": on_the_way(runs, "seconds")}
+    charts |= {name: chart for name, chart in on_way.items() if any(chart.series.values())}
+    parts = [section("Which is best", _verdicts(own, document), wide=True)]
+    parts += [_chart(chart) for chart in charts.values()]
+    parts.append(section(f"Accuracy on the {part} part, %", _accuracies(own), wide=True))
+    parts.append(section("What they cost", _costs(plan.candidates, own), wide=True))
+    if plan.patched:
+        pair = against_patch(rows, plan.patched, part)
+        charts |= dict(zip(("patch-accuracy", "patch-cost"), pair, strict=True))
+        parts += [_chart(chart) for chart in pair]
+        parts.append(section("Patch sizes", _patches(plan.patched, rows), wide=True))
+    parts += measured
+    parts.append(section("How it was made", _making(document, plan, train), wide=True))
+    title = f"{len(plan.candidates)} models on {document['data']['name']}"
+    about = f"Compared by vitral {document['versions']['vitral']}, each run with {plan.budget}"
+    write_atomically(out / "report.html", page(title, about, parts).encode())
+    (out / "pictures").mkdir(exist_ok=True)
+    for name, chart in charts.items():
+        write_atomically(out / "pictures" / f"{name}.png", png(draw_chart(chart)))
+
+
+def png(figure: Figure) -> bytes:
+    """A figure as the bytes of a PNG file."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    return buffer.getvalue()
+
+
+def _chart(chart: Chart) -> str:
+    return section(chart.title, spread_chart(chart))
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table."""
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def soft(text: str) -> str:
+    """A remark."""
+    return f'<p class="soft">{html.escape(text)}</p>'
+
+
+def _verdicts(rows: Sequence[Summary], document: dict[str, Any]) -> str:
+    sentences = "".join(f"<p>{html.escape(sentence)}</p>" for _, sentence in judge(rows))
+    seeds = max(row.seeds for row in rows)
+    note = (
+        f"Spread: the standard deviation of a difference between one run of each, from {seeds} seeds. "
+        f"Every run: {document['budget']}, the same recipe, the same images for the same seed; the weights of the last "
+        f"step are judged, so the {document['judged_on']} part has chosen nothing."
+    )
+    return sentences + soft(note if seeds > 1 else note.partition(". ")[2])
+
+
+def _accuracies(rows: Sequence[Summary]) -> str:
+    fractions = sorted({row.fraction for row in rows})
+    labels = dict.fromkeys(row.label for row in rows)
+    found = {(row.label, row.fraction): row for row in rows}
+    heads = [f"{100 * f:g} % ({next(r.images for r in rows if r.fraction == f):,.0f} images)" for f in fractions]
+    body = [[label, *(percent(found[label, f]) for f in fractions)] for label in labels]
+    return table(["model", *heads], body)
+
+
+def percent(row: Summary) -> str:
+    """Accuracy with its spread."""
+    return f"{100 * row.accuracy:.2f}" + (f" ± {100 * row.spread:.2f}" if row.spread is not None else "")
+
+
+def _costs(candidates: Sequence[Candidate], rows: Sequence[Summary]) -> str:
+    largest = max(row.fraction for row in rows)
+    found = {row.label: row for row in rows if row.fraction == largest}
+    body = []
+    for each in candidates:
+        row = found[each.label]
+        speed = row.macs / max(row.seconds, 1e-9)
+        body.append(
+            [each.label, f"{each.cost.params / 1e6:.3f}", f"{each.cost.macs / 1e6:.2f}", f"{row.macs / 1e12:.3g}",
+             f"{row.seconds / 60:.2f}", f"{speed / 1e9:.1f}"]
+        )  # fmt: skip
+    columns = [
+        "model", "million parameters", "million multiply-adds of an image", "10^12 multiply-adds of training",
+        "minutes of training", "10^9 multiply-adds a second",
+    ]  # fmt: skip
+    note = "Training counts a forward pass and twice that for the backward pass; its minutes include validation."
+    return table(columns, body) + soft(f"On {100 * largest:g} % of the training images. {note}")
+
+
+def _patches(patched: Sequence[Candidate], rows: Sequence[Summary]) -> str:
+    largest = max(row.fraction for row in rows)
+    found = {row.label: row for row in rows if row.fraction == largest}
+    body = []
+    for each in patched:
+        parts = each.cost.macs_by_part
+        body.append(
+            [f"P = {each.patch}", f"{each.cost.tokens:,}", f"{each.cost.macs / 1e6:.2f}",
+             f"{parts.get('attention', 0) / 1e6:.2f}", f"{each.cost.params / 1e6:.3f}", percent(found[each.label])]
+        )  # fmt: skip
+    columns = ["patch", "tokens", "million multiply-adds", "of them attention", "million parameters", "accuracy, %"]
+    return table(columns, body)
+
+
+def _making(document: dict[str, Any], plan: Plan, train: TrainConfig) -> str:
+    data = document["data"]
+    splits = ", ".join(f"{count:,} {part}" for part, count in data["splits"].items())
+    plain = TrainConfig().to_dict()
+    told = {"model", "seed", "max_minutes", "max_steps", "device", "workers", "log_steps"}
+    changed = [f"{k} {v}" for k, v in train.to_dict().items() if plain[k] != v and k not in told and k != "augment"]
+    changed += [f"augment.{k} {v}" for k, v in train.to_dict()["augment"].items() if plain["augment"][k] != v]
+    recipe = (
+        f"All models use one recipe: {', '.join(changed) or 'the defaults'}; nothing was tuned for any of them here."
+    )
+    notes = "".join(f"<p>{html.escape(note)}.</p>" for note in data["notes"])
+    command = html.escape(document["command"] or "a call from Python")
+    versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
+    return (
+        f"<p>Data: {html.escape(data['name'])} ({splits}), licence: {html.escape(data['licence'])}.</p>{notes}"
+        f"<p>{html.escape(recipe)}</p><p>{len(plan.trials)} runs; each is a run directory under runs/.</p>"
+        f"<p><code>{command}</code></p>{soft(versions)}"
+    )
