@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from vitral.comparison.experiment import judged_on, open_comparison, run_trials
-from vitral.comparison.plan import make_plan
+from vitral.comparison.measure import Measured, measure_run
+from vitral.comparison.plan import Plan, make_plan
 from vitral.comparison.report import write_comparison
 from vitral.comparison.verdict import judge, summarize
 from vitral.config import CompareConfig, TrainConfig
@@ -57,6 +58,20 @@ def compare_models(
         "summary": [row.to_dict() for row in rows],
         "runs": [result.to_dict() for result in results],
     }  # fmt: skip
-    write_comparison(out, document, plan, results, rows, train, [])
+    found = _measured(cut, compare, plan, say) if compare.images else {}
+    document["measures"] = {label: each.found for label, each in found.items()}
+    write_comparison(out, document, plan, results, rows, train, found)
     write_atomically(out / RESULTS, (json.dumps(document, indent=1) + "\n").encode())
     return Comparison(out, document)
+
+
+def _measured(data: Data, compare: CompareConfig, plan: Plan, say: Callable[[str], None]) -> dict[str, Measured]:
+    """Measures of the first seed's model of the largest share, on images spread over the part that judges."""
+    part = data.splits[judged_on(data.splits)]
+    chosen = part[:: max(len(part) // compare.images, 1)][: compare.images]
+    found = {}
+    for each in plan.candidates:
+        fits = (t for t in plan.trials if t.candidate is each and t.train.label_fraction == compare.fractions[-1])
+        say(f"measuring {each.label} on {len(chosen):,} images")
+        found[each.label] = measure_run(next(fits).path, data, chosen)
+    return found

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -41,8 +42,10 @@ def draw_chart(chart: Chart) -> Figure:
     return figure
 
 
-def draw_fields(maps: Mapping[str, Tensor], titles: Mapping[str, Sequence[str]], boxes: Mapping[str, float]) -> Figure:
-    """What the middle cell of each model's last map looks at, bright for much, with the theoretical field as a box."""
+def draw_fields(
+    maps: Mapping[str, Tensor], titles: Mapping[str, Sequence[str]], fields: Mapping[str, Mapping[str, Any]]
+) -> Figure:
+    """What the middle cell of each model's last map looks at, bright for much, with the square that holds 90 %."""
     columns = min(len(maps), 4)
     rows = math.ceil(len(maps) / columns)
     figure = Figure(figsize=(2.5 * columns, 3.0 * rows), layout="constrained")
@@ -52,9 +55,10 @@ def draw_fields(maps: Mapping[str, Tensor], titles: Mapping[str, Sequence[str]],
     for ax, (name, map_) in zip(axes, maps.items(), strict=False):
         H, W = map_.shape
         ax.imshow(map_.sqrt().numpy(), cmap=colormap(False), interpolation="nearest", extent=(0, W, H, 0))
-        side = boxes.get(name, math.inf)
-        if side < min(H, W):
-            corner = ((W - side) / 2, (H - side) / 2)
-            ax.add_patch(Rectangle(corner, side, side, fill=False, edgecolor="white", lw=1.2, ls="--"))
+        side, (y, x) = fields[name]["effective"], fields[name]["centre"]
+        box = Rectangle((x - side / 2, y - side / 2), side, side, fill=False, edgecolor="white", lw=1.2, ls="--")
+        ax.add_patch(box)
+        ax.set_xlim(0, W)
+        ax.set_ylim(H, 0)
         ax.set_title("\n".join([name, *titles[name]]), fontsize=7.5)
     return figure

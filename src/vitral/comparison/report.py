@@ -1,27 +1,25 @@
 """report.html of a comparison, in the look of a run's, and its charts as pictures."""
 
 import html
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from vitral.comparison.charts import against_cost, against_data, against_patch, on_the_way
 from vitral.comparison.experiment import Result
+from vitral.comparison.findings import Found, findings
 from vitral.comparison.pictures import draw_chart
 from vitral.comparison.plan import Candidate, Plan
+from vitral.comparison.tables import png, section_of, soft, table
 from vitral.comparison.verdict import Summary, judge
 from vitral.config import TrainConfig
-from vitral.reporting.charts import Chart, spread_chart
 from vitral.reporting.html import page, section
 from vitral.weights.atomic import write_atomically
 
 
 def write_comparison(
     out: Path, document: dict[str, Any], plan: Plan, results: Sequence[Result], rows: Sequence[Summary],
-    train: TrainConfig, measured: Sequence[str],
+    train: TrainConfig, found: Found,
 ) -> None:  # fmt: skip
     """Write report.html, and the main charts as PNG files under pictures/."""
     part = document["judged_on"]
@@ -32,45 +30,24 @@ def write_comparison(
     on_way = {"accuracy-macs": on_the_way(runs, "macs"), "accuracy-time": on_the_way(runs, "seconds")}
     charts |= {name: chart for name, chart in on_way.items() if any(chart.series.values())}
     parts = [section("Which is best", _verdicts(own, document), wide=True)]
-    parts += [_chart(chart) for chart in charts.values()]
+    parts += [section_of(chart) for chart in charts.values()]
     parts.append(section(f"Accuracy on the {part} part, %", _accuracies(own), wide=True))
     parts.append(section("What they cost", _costs(plan.candidates, own), wide=True))
     if plan.patched:
         pair = against_patch(rows, plan.patched, part)
         charts |= dict(zip(("patch-accuracy", "patch-cost"), pair, strict=True))
-        parts += [_chart(chart) for chart in pair]
+        parts += [section_of(chart) for chart in pair]
         parts.append(section("Patch sizes", _patches(plan.patched, rows), wide=True))
-    parts += measured
+    shown, drawn, figures = findings(found)
+    parts += shown
+    charts |= drawn
     parts.append(section("How it was made", _making(document, plan, train), wide=True))
     title = f"{len(plan.candidates)} models on {document['data']['name']}"
     about = f"Compared by vitral {document['versions']['vitral']}, each run with {plan.budget}"
     write_atomically(out / "report.html", page(title, about, parts).encode())
     (out / "pictures").mkdir(exist_ok=True)
-    for name, chart in charts.items():
-        write_atomically(out / "pictures" / f"{name}.png", png(draw_chart(chart)))
-
-
-def png(figure: Figure) -> bytes:
-    """A figure as the bytes of a PNG file."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    return buffer.getvalue()
-
-
-def _chart(chart: Chart) -> str:
-    return section(chart.title, spread_chart(chart))
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table."""
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
-    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
-
-
-def soft(text: str) -> str:
-    """A remark."""
-    return f'<p class="soft">{html.escape(text)}</p>'
+    for name, figure in ({name: draw_chart(chart) for name, chart in charts.items()} | figures).items():
+        write_atomically(out / "pictures" / f"{name}.png", png(figure))
 
 
 def _verdicts(rows: Sequence[Summary], document: dict[str, Any]) -> str:
