@@ -25,10 +25,10 @@ def equivariance_error(map_: Tensor, moved: Tensor, cells: tuple[int, int], marg
     cells at the edges, where the map sees what came in from outside.
     """
     before, after = (_common(each, sign, cells, margin) for each, sign in ((map_, 1), (moved, -1)))
-    variance = map_.double().var(dim=(0, 2, 3), correction=0).mean()
+    variance = map_.detach().double().var(dim=(0, 2, 3), correction=0).mean()
     if not before.numel() or float(variance) == 0:
         return float("nan")
-    return float(((after - before).double().square().mean() / (2 * variance)).sqrt())
+    return float(((after - before).detach().double().square().mean() / (2 * variance)).sqrt())
 
 
 def _common(map_: Tensor, sign: int, cells: tuple[int, int], margin: int) -> Tensor:
