@@ -8,7 +8,7 @@ from torch import nn
 
 from helpers import images, redraw
 from vitral.comparison.distance import attention_distance, attention_distances, places_of, uniform_distance
-from vitral.comparison.field import centre_of, effective_field, field_reach, field_side
+from vitral.comparison.field import effective_field, field_reach, field_side, theoretical_fields
 from vitral.comparison.growth import fitted_exponent, growth
 from vitral.comparison.measure import measure
 from vitral.comparison.robustness import add_noise, hide_pieces, robustness, shuffle_pieces
@@ -29,7 +29,7 @@ class TestField:
         field = effective_field(nn.Sequential(*layers), images(3, 2, 23, 29))
         seen = (field > 0).nonzero()
         assert (seen.max(0).values - seen.min(0).values + 1).tolist() == [11, 11]  # k + (k - 1)(L - 1)
-        assert field_reach(field, centre_of((23, 29), (23, 29))) == 11
+        assert field_reach(field) == 11
 
     def test_strides_widen_what_comes_after_them(self):
         convolutions = nn.Sequential(nn.Conv2d(1, 3, 3, stride=2, padding=1), nn.Conv2d(3, 2, 3, dilation=2, padding=2))
@@ -51,11 +51,23 @@ class TestField:
 
     def test_the_square_that_holds_a_share(self):
         field = torch.zeros(9, 9)
-        field[4, 4], field[3, 4], field[0, 0] = 8.0, 1.0, 1.0
-        assert field_side(field, (4.5, 4.5), 0.8) == 1
-        assert field_side(field, (4.5, 4.5), 0.9) == 3
-        assert field_side(field, (4.5, 4.5), 0.95) == 9
-        assert field_side(torch.zeros(3, 3), (1.5, 1.5)) == 0
+        field[4, 4], field[3, 4], field[0, 0], field[8, 1] = 8.0, 0.9, 0.6, 0.5
+        assert field_side(field, 0.79) == 1
+        assert field_side(field, 0.85) == math.sqrt(2)
+        assert field_side(field, 0.99) == 2
+        assert field_side(torch.zeros(3, 3)) == 0
+        assert field_reach(field) == 9
+        assert field_reach(torch.zeros(3, 3)) == 0
+
+    @pytest.mark.parametrize("name", ["vit_micro_patch8_32", "vit_micro_conv_patch8_32", "vit_pico_deepconv_patch8_32"])
+    def test_the_theoretical_field_of_a_token_is_where_its_gradient_is(self, name):
+        model = redraw(create_model(name, seed=0))
+        field = effective_field(lambda x: model.patch_embed(x).mT.unflatten(2, (4, 4)), images(2, 3, 32, 32))
+        seen = (field > 0).nonzero()
+        theory = theoretical_fields(model.config, 2)
+        assert theory["kind"] == "token"
+        first, last = max(theory["start"], 0), min(theory["start"] + theory["side"], 32) - 1
+        assert (seen.min(0).values.tolist(), seen.max(0).values.tolist()) == ([first] * 2, [last] * 2)
 
 
 class TestTranslation:
@@ -236,5 +248,6 @@ def test_everything_at_once_of_a_small_vit():
     assert [row["layer"] for row in found["equivariance"]] == [0, 1, 2, 3]
     assert len(found["attention_distance"]) == 4
     assert found["field"]["cells"] == [4, 4]
-    assert found["field"]["reach"] == 10  # the whole image, around the middle cell's centre
-    assert 0 < found["field"]["effective"] <= 10
+    assert found["field"]["reach"] == 8  # attention sees the whole image
+    assert found["field"]["theoretical"]["side"] == 5  # two convolutions of 3, the stride in the second
+    assert 0 < found["field"]["effective"] <= 8

@@ -2,9 +2,13 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from vitral.config import ResNetConfig, ViTConfig
+from vitral.models.cost import receptive_fields
 
 
 def effective_field(maps: Callable[[Tensor], Tensor], x: Tensor, seed: int = 0) -> Tensor:
@@ -23,31 +27,26 @@ def effective_field(maps: Callable[[Tensor], Tensor], x: Tensor, seed: int = 0) 
     return gradient.abs().sum(1).mean(0)
 
 
-def centre_of(cells: tuple[int, int], size: tuple[int, int]) -> tuple[float, float]:
-    """Where the middle cell of a map lies on an image, in pixels."""
-    row, column = ((cell // 2 + 0.5) * side / cell for cell, side in zip(cells, size, strict=True))
-    return row, column
+def theoretical_fields(config: Any, cell: int) -> dict[str, Any]:
+    """What a cell of the last map, or a token before the first block, can see in theory, from the config alone.
+
+    `kind` says which of the two, `side` how many pixels along a side, `start` the first pixel of cell number `cell`
+    (below 0 in the padding). After the first block attention has no limit but the image, or its windows.
+    """
+    if isinstance(config, ViTConfig | ResNetConfig) and getattr(config, "stem", "") != "custom":
+        last = receptive_fields(config)[-1]
+        kind = "cell" if isinstance(config, ResNetConfig) else "token"
+        return {"kind": kind, "side": last.size, "start": last.start + cell * last.stride}
+    return {"kind": "token", "side": config.patch[0], "start": None}
 
 
-def field_side(field: Tensor, centre: tuple[float, float], share: float = 0.9) -> float:
-    """Side of the smallest square around a place that holds a share of the field."""
-    far = _distance(field, centre).flatten()
-    order = far.argsort()
-    held = field.double().flatten()[order].cumsum(0)
-    if float(held[-1]) == 0:
-        return 0.0
-    first = int((held < share * held[-1]).sum())
-    return 2 * float(far[order][first])
+def field_side(field: Tensor, share: float = 0.9) -> float:
+    """Side of a square of as many pixels as hold a share of the field, the brightest first."""
+    held = field.double().flatten().sort(descending=True).values.cumsum(0)
+    return math.sqrt(int((held < share * held[-1]).sum()) + 1) if float(held[-1]) else 0.0
 
 
-def field_reach(field: Tensor, centre: tuple[float, float]) -> float:
-    """Side of the smallest square around a place outside of which the field is zero."""
-    far = _distance(field, centre)[field > 0]
-    return 2 * float(far.max()) if len(far) else 0.0
-
-
-def _distance(field: Tensor, centre: tuple[float, float]) -> Tensor:
-    """How far each pixel's outer edge is from the place, along the axis where that is further."""
-    along = [(torch.arange(n) + 0.5 - at).abs() + 0.5 for n, at in zip(field.shape, centre, strict=True)]
-    assert all(math.isfinite(at) for at in centre)
-    return torch.maximum(along[0][:, None], along[1][None, :])
+def field_reach(field: Tensor) -> int:
+    """Rows or columns, whichever are more, from the first to the last with a pixel that counts."""
+    seen = (field > 0).nonzero()
+    return int((seen.max(0).values - seen.min(0).values).max()) + 1 if len(seen) else 0

@@ -114,21 +114,23 @@ def _fields(found: Found) -> str:
     rows = []
     for name, each in found.items():
         field = each.found["field"]
-        theory = field.get("theoretical")
+        theory = field["theoretical"]
+        told = f"{theory['side']}{', then attention' if theory['kind'] == 'token' else ''}"
         rows.append(
-            [name, "attention: no limit of a kernel" if theory is None else f"{theory}", f"{field['reach']:g}",
-             f"{field['effective']:g}", " x ".join(map(str, field["cells"]))]
+            [name, told, f"{field['reach']}",
+             f"{field['effective']:.1f}", " x ".join(map(str, field["cells"]))]
         )  # fmt: skip
     columns = ["model", "theoretical side, pixels", "side reached", "side of 90 %", "cells of the last map"]
     note = (
         "Bright: pixels that move the middle cell of the last map (mean absolute gradient; brightness is its square "
-        "root). Dashed: the square that holds 90 % of it. Reached: the square outside of which the gradient is zero."
+        "root). Dashed: what the cell, or its token before the first block, can see in theory. Reached: rows from the "
+        "first to the last with any gradient. 90 %: a square of as many pixels as hold that share of it."
     )
     return soft(note) + table(columns, rows)
 
 
 def _field_words(field: Mapping[str, Any]) -> list[str]:
-    return [f"90 % within {field['effective']:g} pixels"]
+    return [f"90 %: as {field['effective']:.1f} x {field['effective']:.1f} pixels"]
 
 
 def _growth(found: Found) -> str:

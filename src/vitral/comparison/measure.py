@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitral.comparison.distance import attention_distances
-from vitral.comparison.field import centre_of, effective_field, field_reach, field_side
+from vitral.comparison.field import effective_field, field_reach, field_side, theoretical_fields
 from vitral.comparison.growth import growth
 from vitral.comparison.robustness import robustness
 from vitral.comparison.translation import layer_errors, shift_effects
@@ -45,7 +45,7 @@ def measure_run(run: Path, data: Data, indices: Tensor) -> Measured:
 
 def measure(model: Any, pixels: Tensor, targets: Tensor) -> Measured:
     """Measure a model in eval mode on pixels (B, C, H, W) in 0..1 of known classes."""
-    p, size = model.preprocess, (pixels.shape[-2], pixels.shape[-1])
+    p, side = model.preprocess, min(pixels.shape[-2:])
     x = normalize(pixels, p)
     few = x[:FEWER]
 
@@ -61,15 +61,13 @@ def measure(model: Any, pixels: Tensor, targets: Tensor) -> Measured:
     field = effective_field(last, few)
     with torch.no_grad():
         cells = last(few[:1]).shape
-    centre = centre_of((cells[2], cells[3]), size)
-    side = min(size)
     shifts = sorted({round(by * side / 32) for by in SHIFTS})
     found = {
         "images": len(x),
         "field": {
-            "reach": field_reach(field, centre),
-            "effective": field_side(field, centre),
-            "centre": list(centre),
+            "theoretical": theoretical_fields(model.config, cells[2] // 2),
+            "reach": field_reach(field),
+            "effective": field_side(field),
             "cells": [cells[2], cells[3]],
         },
         "equivariance": [error.to_dict() for error in layer_errors(maps, few)],

@@ -45,7 +45,7 @@ def draw_chart(chart: Chart) -> Figure:
 def draw_fields(
     maps: Mapping[str, Tensor], titles: Mapping[str, Sequence[str]], fields: Mapping[str, Mapping[str, Any]]
 ) -> Figure:
-    """What the middle cell of each model's last map looks at, bright for much, with the square that holds 90 %."""
+    """What the middle cell of each model's last map looks at, bright for much; what theory allows is dashed."""
     columns = min(len(maps), 4)
     rows = math.ceil(len(maps) / columns)
     figure = Figure(figsize=(2.5 * columns, 3.0 * rows), layout="constrained")
@@ -55,9 +55,9 @@ def draw_fields(
     for ax, (name, map_) in zip(axes, maps.items(), strict=False):
         H, W = map_.shape
         ax.imshow(map_.sqrt().numpy(), cmap=colormap(False), interpolation="nearest", extent=(0, W, H, 0))
-        side, (y, x) = fields[name]["effective"], fields[name]["centre"]
-        box = Rectangle((x - side / 2, y - side / 2), side, side, fill=False, edgecolor="white", lw=1.2, ls="--")
-        ax.add_patch(box)
+        side, start = fields[name]["theoretical"]["side"], fields[name]["theoretical"]["start"]
+        if start is not None:
+            ax.add_patch(Rectangle((start, start), side, side, fill=False, edgecolor="white", lw=1.2, ls="--"))
         ax.set_xlim(0, W)
         ax.set_ylim(H, 0)
         ax.set_title("\n".join([name, *titles[name]]), fontsize=7.5)

@@ -94,6 +94,7 @@ def spread_chart(chart: Chart) -> str:
         return "<p>Nothing was measured.</p>"
     to_x, to_y = (math.log10 if log else float for log in (chart.log_x, chart.log_y))
     low_x, high_x = min(to_x(x) for x, _, _ in points), max(to_x(x) for x, _, _ in points)
+    low_x = low_x if chart.log_x else min(low_x, 0.0)
     ends = [to_y(e) for _, y, s in points for e in ((y - s, y + s) if not chart.log_y else (y,))]
     room, side = (max(ends) - min(ends) or 1) * 0.06, (high_x - low_x or 1) * 0.03
     body, at_x, at_y = _frame(
@@ -125,10 +126,14 @@ def spread_chart(chart: Chart) -> str:
     return f'{picture}<p class="legend">{legend}</p>'
 
 
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
 def _log_ticks(values: list[float]) -> dict[float, str]:
     """The values themselves where they are few, else powers of ten, by their logarithms."""
     if len(values) <= 6:
-        return {math.log10(value): f"{value:.4g}" for value in values}
+        return {math.log10(value): _number(value) for value in values}
     return _decades(math.log10(values[0]), math.log10(values[-1]))
 
 
@@ -136,7 +141,7 @@ def _decades(low: float, high: float) -> dict[float, str]:
     """Powers of ten between two logarithms; 2 and 5 of each too where they are few."""
     steps = (1,) if high - low > 3 else (1, 2, 5)
     ticks = (k * 10**p for p in range(math.floor(low), math.ceil(high) + 1) for k in steps)
-    return {math.log10(t): f"{t:.3g}" for t in ticks if low - 0.05 <= math.log10(t) <= high + 0.05}
+    return {math.log10(t): _number(t) for t in ticks if low - 0.05 <= math.log10(t) <= high + 0.05}
 
 
 def reliability_chart(bins: list[dict[str, float]]) -> str:
