@@ -50,10 +50,10 @@ def _vit(model: VisionTransformer, x: Tensor) -> list[list[float]]:
 def _swin(model: SwinTransformer, x: Tensor) -> list[list[float]]:
     """Window by window: the rows of padding are left out, and no row looks at padding."""
     found = []
-    for layer, (_, z) in enumerate(model.block_inputs(x)):
+    for block, z in model.block_inputs(x):
         grid = (z.shape[1], z.shape[2])
         places = places_of(grid, (x.shape[-2] / grid[0], x.shape[-1] / grid[1]))
-        (rows,), (tokens,) = model.attention(x, [layer]), model.window_tokens(x, [layer])
+        rows, (tokens,) = block.attention_rows(z), model.window_tokens(x, [len(found)])
         sums, count = torch.zeros(rows.shape[2], dtype=torch.float64), 0
         for window, inside in enumerate(tokens):
             real = (inside >= 0).nonzero()[:, 0]

@@ -17,10 +17,13 @@ from vitral.data.inputs import ImageInputs
 from vitral.data.loader import eval_batches
 from vitral.data.sources.base import Data
 from vitral.data.transforms import normalize
+from vitral.models.cost import model_cost
 from vitral.weights.rundir import load_run
 
-FEWER = 64
-"""Images of the measures that keep whole maps or gradients."""
+FEWER, FEWEST = 64, 8
+"""Images of the measures that keep whole maps or gradients, of small models and of large ones."""
+FEW_MACS = 4e9
+"""Multiply-adds of one forward pass of those images, unless that are too few images."""
 SHIFTS = (0, 1, 2, 3, 4, 6, 8)
 """Pixels that images of 32 are moved by; larger and smaller ones in proportion."""
 BATCH = 64
@@ -47,7 +50,7 @@ def measure(model: Any, pixels: Tensor, targets: Tensor) -> Measured:
     """Measure a model in eval mode on pixels (B, C, H, W) in 0..1 of known classes."""
     p, side = model.preprocess, min(pixels.shape[-2:])
     x = normalize(pixels, p)
-    few = x[:FEWER]
+    few = x[: int(max(FEWEST, min(FEWER, FEW_MACS // model_cost(model.config).macs)))]
 
     def maps(z: Tensor) -> Sequence[Tensor]:
         return model.intermediate(z, "all", as_grid=True)

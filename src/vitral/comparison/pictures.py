@@ -18,8 +18,8 @@ COLOURS = ("#c2570c", "#0b62a4", "#5d6675", "#2e7d4f", "#8e3d9e", "#9a7b0a")
 
 def draw_chart(chart: Chart) -> Figure:
     """The lines with their spread as bars."""
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
-    ax = figure.subplots()
+    figure = Figure(figsize=(6.4, 4.0))
+    ax = figure.subplots(gridspec_kw={"left": 0.11, "right": 0.97, "top": 0.92, "bottom": 0.13})
     for i, (name, line) in enumerate(chart.series.items()):
         x, y, spread = zip(*line, strict=True) if line else ((), (), ())
         style = ("-", "--", ":", "-.")[i // len(COLOURS) % 4]
