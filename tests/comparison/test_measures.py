@@ -1,6 +1,7 @@
 """Every measure against a truth that was planted, or a literal loop."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -14,8 +15,10 @@ from vitral.comparison.measure import measure
 from vitral.comparison.robustness import add_noise, hide_pieces, robustness, shuffle_pieces
 from vitral.comparison.translation import equivariance_error, layer_errors, shift, shift_effects
 from vitral.config import SwinConfig
+from vitral.models.cost import receptive_fields
 from vitral.models.swin import SwinTransformer
 from vitral.models.zoo import create_model, model_spec
+from vitral.reporting.charts import Chart, spread_chart
 
 
 def chance(seed=0):
@@ -251,3 +254,22 @@ def test_everything_at_once_of_a_small_vit():
     assert found["field"]["reach"] == 8  # attention sees the whole image
     assert found["field"]["theoretical"]["side"] == 5  # two convolutions of 3, the stride in the second
     assert 0 < found["field"]["effective"] <= 8
+
+
+def test_everything_at_once_of_a_small_cnn():
+    model = redraw(create_model("resnet8_8", seed=0))
+    found = measure(model, torch.rand(9, 1, 8, 8, generator=chance()), torch.arange(9)).found
+    assert found["attention_distance"] == []
+    assert found["field"]["theoretical"]["kind"] == "cell"
+    assert found["field"]["theoretical"]["side"] == receptive_fields(model.config)[-1].size
+    assert found["growth"]["exponents"] == {"macs": pytest.approx(1, abs=0.01)}
+    assert [row["stride"] for row in found["equivariance"]] == [s for s, _ in model.config.map_strides if s < 8]
+
+
+def test_a_model_keeps_its_colour_where_it_has_no_line():
+    line = [(0.0, 1.0, 0.0), (1.0, 2.0, 0.5)]
+    both, one = (spread_chart(Chart("t", {"a": first, "b": line}, "x", "y")) for first in (line, []))
+    colour = re.compile(r'<polyline [^>]*stroke="([^"]+)"')
+    assert colour.findall(one) == colour.findall(both)[1:]
+    assert "</svg>a</span>" in both
+    assert "</svg>a</span>" not in one

@@ -84,8 +84,7 @@ def distances(found: Found) -> Chart:
             (layer, mean(heads), stdev(heads) if len(heads) > 1 else 0.0)
             for layer, heads in enumerate(each.found["attention_distance"], start=1)
         ]
-        for name, each in found.items()
-        if each.found["attention_distance"]
+        for name, each in found.items()  # one without attention keeps its colour, and has no line
     }
     return Chart("Attention distance", series, "layer", "pixels")
 

@@ -21,7 +21,9 @@ def draw_chart(chart: Chart) -> Figure:
     figure = Figure(figsize=(6.4, 4.0))
     ax = figure.subplots(gridspec_kw={"left": 0.11, "right": 0.97, "top": 0.92, "bottom": 0.13})
     for i, (name, line) in enumerate(chart.series.items()):
-        x, y, spread = zip(*line, strict=True) if line else ((), (), ())
+        if not line:  # its colour stays its own
+            continue
+        x, y, spread = zip(*line, strict=True)
         style = ("-", "--", ":", "-.")[i // len(COLOURS) % 4]
         bars = spread if any(spread) else None
         ax.errorbar(x, y, bars, color=COLOURS[i % len(COLOURS)], marker="o", ms=4, capsize=3, ls=style, label=name)

@@ -72,7 +72,9 @@ def _accuracies(rows: Sequence[Summary]) -> str:
 
 def percent(row: Summary) -> str:
     """Accuracy with its spread."""
-    return f"{100 * row.accuracy:.2f}" + (f" ± {100 * row.spread:.2f}" if row.spread is not None else "")
+    return f"{100 * row.accuracy:.2f}" + (
+        f"\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{100 * row.spread:.2f}" if row.spread is not None else ""
+    )
 
 
 def _costs(candidates: Sequence[Candidate], rows: Sequence[Summary]) -> str:

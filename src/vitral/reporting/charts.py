@@ -109,6 +109,8 @@ def spread_chart(chart: Chart) -> str:
     for i, (name, line) in enumerate(chart.series.items()):
         colour, dash = COLOURS[i % len(COLOURS)], SHAPES[i // len(COLOURS) % len(SHAPES)]
         places = [(at_x(to_x(x)), at_y(to_y(y)), x, y, s) for x, y, s in line if (x, y, s) in points]
+        if not places:  # its colour stays its own
+            continue
         path = " ".join(f"{px:.1f},{py:.1f}" for px, py, *_ in places)
         style = f'stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"'
         body += f'<polyline points="{path}" fill="none" {style}/>'
@@ -122,7 +124,8 @@ def spread_chart(chart: Chart) -> str:
             body += "</circle>"
         swatch = f'<svg viewBox="0 0 22 8" aria-hidden="true"><path d="M0 4h22" {style}/></svg>'
         legend += f"<span>{swatch}{html.escape(name)}</span>"
-    picture = _svg(body, f"{chart.title}: {', '.join(chart.series)} over {chart.x_label}")
+    named = ", ".join(name for name, line in chart.series.items() if line)
+    picture = _svg(body, f"{chart.title}: {named} over {chart.x_label}")
     return f'{picture}<p class="legend">{legend}</p>'
 
 
