@@ -19,17 +19,7 @@ def luminance(page):
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
-def test_it_fits_the_screen_and_is_complete(browser, report, width, scheme):
-    page = browser.new_page(viewport={"width": width, "height": 844}, color_scheme=scheme)
-    asked, said = [], []
-    page.on("request", lambda request: asked.append(request.url))
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.goto(report.as_uri())
-    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
-    assert said == []
-    assert page.evaluate("document.documentElement.scrollWidth") <= width  # wide tables scroll in their own box
-    assert page.evaluate("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
+def test_it_fits_the_screen_and_is_complete(visit, report, width, scheme):
+    page = visit(report, width, scheme)
     assert page.locator("svg").count() >= 3
     assert (luminance(page) > 128) == (scheme == "light")
-    page.close()

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,8 @@ def compare_models(
             {"sentence": sentence, "clear": verdict.clear, **vars(verdict)}
             for verdict, sentence in judge([row for row in rows if row.label in models])
         ],
-        "summary": [row.to_dict() for row in rows],
-        "runs": [result.to_dict() for result in results],
+        "summary": [asdict(row) for row in rows],
+        "runs": [asdict(result) for result in results],
     }  # fmt: skip
     found = _measured(cut, compare, plan, say) if compare.images else {}
     document["measures"] = {label: each.found for label, each in found.items()}

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +43,6 @@ class Result:
     curve: list[dict[str, float]]
     """Validation accuracy on the way: step, seconds, macs, accuracy."""
     path: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
-        return asdict(self)
 
 
 def open_comparison(out: Path, data: Data, compare: CompareConfig, train: TrainConfig) -> None:

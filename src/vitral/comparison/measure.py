@@ -1,7 +1,7 @@
 """What a trained model does that accuracy does not tell: every measure of this package, taken on the same images."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,8 @@ def measure(model: Any, pixels: Tensor, targets: Tensor) -> Measured:
             "effective": field_side(field),
             "cells": [cells[2], cells[3]],
         },
-        "equivariance": [error.to_dict() for error in layer_errors(maps, few)],
-        "shifts": [effect.to_dict() for effect in shift_effects(look, x, targets, shifts)],
+        "equivariance": [asdict(error) for error in layer_errors(maps, few)],
+        "shifts": [asdict(effect) for effect in shift_effects(look, x, targets, shifts)],
         "attention_distance": attention_distances(model, few),
         "robustness": robustness(lambda z: in_batches(model, normalize(z, p)), pixels, targets, p.mean),
         "growth": growth(model.config),

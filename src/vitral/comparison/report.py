@@ -13,7 +13,7 @@ from vitral.comparison.plan import Candidate, Plan
 from vitral.comparison.tables import png, section_of, soft, table
 from vitral.comparison.verdict import Summary, judge
 from vitral.config import TrainConfig
-from vitral.reporting.html import page, section
+from vitral.reporting.html import making, page, section
 from vitral.weights.atomic import write_atomically
 
 
@@ -111,8 +111,6 @@ def _patches(patched: Sequence[Candidate], rows: Sequence[Summary]) -> str:
 
 
 def _making(document: dict[str, Any], plan: Plan, train: TrainConfig) -> str:
-    data = document["data"]
-    splits = ", ".join(f"{count:,} {part}" for part, count in data["splits"].items())
     plain = TrainConfig().to_dict()
     told = {"model", "seed", "max_minutes", "max_steps", "device", "workers", "log_steps"}
     changed = [f"{k} {v}" for k, v in train.to_dict().items() if plain[k] != v and k not in told and k != "augment"]
@@ -120,11 +118,5 @@ def _making(document: dict[str, Any], plan: Plan, train: TrainConfig) -> str:
     recipe = (
         f"All models use one recipe: {', '.join(changed) or 'the defaults'}; nothing was tuned for any of them here."
     )
-    notes = "".join(f"<p>{html.escape(note)}.</p>" for note in data["notes"])
-    command = html.escape(document["command"] or "a call from Python")
-    versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
-    return (
-        f"<p>Data: {html.escape(data['name'])} ({splits}), licence: {html.escape(data['licence'])}.</p>{notes}"
-        f"<p>{html.escape(recipe)}</p><p>{len(plan.trials)} runs; each is a run directory under runs/.</p>"
-        f"<p><code>{command}</code></p>{soft(versions)}"
-    )
+    runs = f"{len(plan.trials)} runs; each is a run directory under runs/."
+    return f"<p>{html.escape(recipe)}</p><p>{runs}</p>{making({**document, 'seed': train.seed})}"

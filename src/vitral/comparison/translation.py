@@ -1,8 +1,7 @@
 """What a shift of the image does to maps, features and answers: equivariance, and invariance."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -50,10 +49,6 @@ class LayerError:
     shift: int
     """Pixels that the images were moved by."""
     error: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
-        return asdict(self)
 
 
 @torch.no_grad()
@@ -105,10 +100,6 @@ class ShiftEffect:
     """Half the sum of |p(T x) - p(x)| over the classes: 0 the same, 1 all probability elsewhere."""
     features: float
     """Length of the move of the pooled features, as a share of the mean distance between two images."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
-        return asdict(self)
 
 
 Look = Callable[[Tensor], tuple[Tensor, Tensor]]

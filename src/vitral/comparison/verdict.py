@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import mean, stdev
-from typing import Any
 
 from vitral.comparison.experiment import Result
 
@@ -25,10 +24,6 @@ class Summary:
     seeds: int
     seconds: float
     macs: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
-        return asdict(self)
 
 
 def summarize(results: Sequence[Result]) -> list[Summary]:
