@@ -19,8 +19,9 @@ from vitral.data.sources.open import open_data
 from vitral.data.transforms import eval_transform, normalize
 from vitral.errors import ConfigError, DataError, InputError, VitralError
 from vitral.inference import features
+from vitral.inference.cache import cache_folder
 from vitral.inference.evaluate import _parts
-from vitral.inference.features import cache_folder, extract, open_extractor
+from vitral.inference.features import extract, open_extractor
 from vitral.models.segmenter import Segmenter
 from vitral.models.vit import VisionTransformer
 from vitral.weights.atomic import save_tensors
@@ -269,7 +270,7 @@ def test_features_are_computed_once(monkeypatch):
     assert sizes == [FEW]
     assert vitral.probe(vit, data, cache=False)["accuracy"] == first["accuracy"]
     assert sizes == [FEW] * 2
-    assert len(list(cache_folder().iterdir())) == 1
+    assert len(list(cache_folder("features").iterdir())) == 1
 
 
 def changed(vit):
@@ -323,7 +324,7 @@ def test_a_file_that_was_changed_is_looked_at_again(tmp_path, monkeypatch):
 def test_damaged_features_are_computed_anew(monkeypatch, damage):
     sizes = counted(monkeypatch)
     first = vitral.probe(model(), small())
-    (file,) = cache_folder().iterdir()
+    (file,) = cache_folder("features").iterdir()
     whole = file.read_bytes()
     if damage == "another":
         save_tensors(file, {"features": torch.zeros(3, 2)})
@@ -345,25 +346,25 @@ def test_a_place_that_cannot_be_written_is_no_error(monkeypatch, tmp_path):
 def test_the_cache_has_an_end(monkeypatch):
     for seed in range(3):
         vitral.probe(model(seed), small())
-    assert len(list(cache_folder().iterdir())) == 3
-    one = next(cache_folder().iterdir()).stat().st_size
+    assert len(list(cache_folder("features").iterdir())) == 3
+    one = next(cache_folder("features").iterdir()).stat().st_size
     monkeypatch.setattr(features, "CACHE_BYTES", 2 * one + 5)
     vitral.probe(model(0), small())  # used again: not the oldest any more
     vitral.probe(model(3), small())
     used = [vitral.probe(model(seed), small(), split="test")["from_cache"] for seed in (0, 3)]
     assert used == [True, True]
-    assert len(list(cache_folder().iterdir())) == 2
+    assert len(list(cache_folder("features").iterdir())) == 2
 
 
 def test_without_the_variable_it_lies_in_the_home(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / ".cache" / "vitral" / "features"
+    assert cache_folder("features") == tmp_path / ".cache" / "vitral" / "features"
 
 
 def test_pixels_are_not_kept():
     vitral.probe("pixels", small())
-    assert not cache_folder().exists()
+    assert not cache_folder("features").exists()
 
 
 # ---- images that cannot be read ----

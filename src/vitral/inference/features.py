@@ -27,6 +27,7 @@ from vitral.data.loader import eval_batches
 from vitral.data.sources.base import Data, ImageArray, ImageFiles, Images
 from vitral.data.sources.hf import HubImages
 from vitral.errors import CheckpointError, InputError, unknown_name
+from vitral.inference.cache import cache_folder, digest, digest_weights, keep_newest
 from vitral.inference.predictor import image_backbone_of
 from vitral.models import parts
 from vitral.models.backbone import Backbone
@@ -110,7 +111,7 @@ def _of_model(model: AnyModel, features: ProbeFeatures) -> Extractor:
     assert model.preprocess is not None  # what has a backbone inside sees images
     look = _look(backbone, features)
     device = next(backbone.parameters()).device
-    identity = f"{_digest_weights(backbone)} {features}"
+    identity = f"{digest_weights(backbone)} {features}"
     return Extractor(model.preprocess, lambda x: look(x.to(device)).float().cpu(), identity)
 
 
@@ -162,11 +163,6 @@ def progress(steps: Iterable[T], words: str, total: int) -> Iterable[T]:
 # ---- the cache ----
 
 
-def cache_folder() -> Path:
-    """Where features are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "vitral" / "features"
-
-
 def _place(data: Data, wanted: Tensor, extractor: Extractor) -> Path | None:
     """The file for the features of these weights, images and preprocessing; None where none are kept."""
     images = _digest_images(data.images)
@@ -174,15 +170,15 @@ def _place(data: Data, wanted: Tensor, extractor: Extractor) -> Path | None:
         return None
     preprocess = json.dumps(extractor.preprocess.to_dict())
     versions = f"vitral {__version__}, torch {torch.__version__}"
-    what = [extractor.identity, images, _digest([wanted]), data.mode, preprocess, versions]
-    return cache_folder() / f"{hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]}.safetensors"
+    what = [extractor.identity, images, digest([wanted]), data.mode, preprocess, versions]
+    return cache_folder("features") / f"{hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]}.safetensors"
 
 
 def _read(file: Path) -> Features | None:
     """What was kept; None where there is nothing, or what there is was damaged."""
     try:
         kept = load_file(file)
-        if _digest([kept["features"], kept["indices"]]) != bytes(kept["sha256"].tolist()).hex():
+        if digest([kept["features"], kept["indices"]]) != bytes(kept["sha256"].tolist()).hex():
             return None
         os.utime(file)
     except _DAMAGED:
@@ -192,16 +188,11 @@ def _read(file: Path) -> Features | None:
 
 def _keep(file: Path, found: Features) -> None:
     """Write features down, and remove the oldest of too many; a disk that is full or read-only keeps nothing."""
-    digest = torch.tensor(list(bytes.fromhex(_digest([found.x, found.indices]))), dtype=torch.uint8)
+    sha = torch.tensor(list(bytes.fromhex(digest([found.x, found.indices]))), dtype=torch.uint8)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        save_tensors(file, {"features": found.x, "indices": found.indices, "sha256": digest})
-        newest_first = sorted(file.parent.glob("*.safetensors"), key=lambda f: f.stat().st_mtime_ns, reverse=True)
-        total = 0
-        for each in newest_first:
-            total += each.stat().st_size
-            if total > CACHE_BYTES and each != file:
-                each.unlink()
+        save_tensors(file, {"features": found.x, "indices": found.indices, "sha256": sha})
+        keep_newest(file.parent.glob("*.safetensors"), CACHE_BYTES, file)
     except (CheckpointError, OSError):
         return
 
@@ -209,7 +200,7 @@ def _keep(file: Path, found: Features) -> None:
 def _digest_images(images: Images) -> str | None:
     """What tells images from others: their pixels, or their files' names, sizes and times; None where nothing does."""
     if isinstance(images, ImageArray):
-        return _digest([images.pixels])
+        return digest([images.pixels])
     if isinstance(images, HubImages):
         return json.dumps([images.column, *(part._fingerprint for part in images.parts)])
     if isinstance(images, ImageFiles):
@@ -223,18 +214,3 @@ def _describe_file(path: Path) -> str:
     except OSError:
         return f"{path.absolute()} missing"
     return f"{path.absolute()} {stat.st_size} {stat.st_mtime_ns}"
-
-
-def _digest_weights(model: Backbone) -> str:
-    weights = model.state_dict()
-    config = json.dumps([model.config.to_dict(), list(weights)])
-    return f"{hashlib.sha256(config.encode()).hexdigest()} {_digest(weights.values())}"
-
-
-def _digest(tensors: Iterable[Tensor]) -> str:
-    """A number of the shapes and contents of tensors."""
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
