@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 
 # Public name -> module that defines it.
 _PUBLIC = {
+    "Index": "vitral.retrieval.index",
     "Predictor": "vitral.inference.predictor",
     "compare": "vitral.api",
     "create_model": "vitral.models.zoo",
@@ -25,6 +26,7 @@ _PUBLIC = {
 }
 
 __all__ = [
+    "Index",
     "Predictor",
     "VitralError",
     "__version__",
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from vitral.explanation.explain import explain
     from vitral.inference.predictor import Predictor
     from vitral.models.zoo import create_model, list_models
+    from vitral.retrieval.index import Index
     from vitral.weights.load import load_model
     from vitral.weights.save import save_model
 

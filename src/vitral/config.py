@@ -21,6 +21,7 @@ HeadKind = Literal["linear", "mlp", "mlp_tanh", "distilled"]
 Interpolation = Literal["bilinear", "bicubic"]
 CropMode = Literal["center", "squash", "squash_center", "pad"]
 ResNetKind = Literal["resnet8", "resnet18", "resnet34", "resnet50", "resnet101"]
+NearestKind = Literal["exact", "hnsw", "ivf"]
 QueryKind = Literal["learned", "anchors"]
 AugmentPolicy = Literal["none", "rand", "trivial"]
 Optimizer = Literal["adamw", "muon"]
@@ -901,6 +902,25 @@ class Probing(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Indexing(Options):
+    """How an index for search is made."""
+
+    nearest: NearestKind | None = None
+    """How neighbours are found: `exact` compares with all, `hnsw` (a graph) and `ivf` (cells) with some, by faiss. By
+    default exact, and from 500,000 vectors on hnsw."""
+    batch_size: int = 32
+    """Images or texts at once."""
+    save_seconds: float = 20.0
+    """What a kill can lose at most: so often, what was computed is written down."""
+
+    def __post_init__(self) -> None:
+        if self.nearest is not None:
+            self._check_choices()
+        self._check_numbers(["batch_size"], 1, whole=True)
+        self._check_numbers(["save_seconds"], 0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoopConfig(Options):
     """What every run of the training loop has, whether it learns from labels or without."""
 
@@ -1342,6 +1362,11 @@ class TextConfig(Options):
             raise ConfigError(f"num_heads must divide embed_dim ({self.embed_dim}), got {self.num_heads}.")
         if self.positions == "sincos1d" and self.embed_dim % 2:
             raise ConfigError(f"positions sincos1d need an even embed_dim, got {self.embed_dim}.")
+
+    @property
+    def pooled_dim(self) -> int:
+        """Width of what an encoder's head receives."""
+        return self.embed_dim
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,8 @@ VERBS = {
     "eval": ("vitral.cli.eval", "how a trained model does on labelled data"),
     "predict": ("vitral.cli.predict", "labels for images"),
     "explain": ("vitral.cli.explain", "what a model looks at, as pictures or a page to play with"),
+    "index": ("vitral.cli.index", "make a folder of images searchable, or list near copies in it"),
+    "search": ("vitral.cli.search", "what in an index is like an image or a text"),
     "check": ("vitral.cli.check", "look at a data set before training on it"),
     "inspect": ("vitral.cli.inspect", "what a file of weights is, and whether it can be loaded"),
     "convert": ("vitral.cli.convert", "write weights in the layout of vitral, timm, Hugging Face or Google"),

@@ -89,6 +89,10 @@ class Inputs(ABC):
         return {}
 
     @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """All that decides what the model sees of an input, as plain values."""
+
+    @abstractmethod
     def fit(self, x: Tensor) -> Tensor:
         """One input that was read, at the size that the model is fed."""
 
@@ -138,6 +142,10 @@ class ImageInputs(Inputs):
                 f"got {x.dtype} {tuple(x.shape)}."
             )
         return to_mode(x, self.mode)
+
+    def identity(self) -> dict[str, Any]:
+        """The preprocessing."""
+        return self.preprocess.to_dict()
 
     def fit(self, x: Tensor) -> Tensor:
         """Resized and cut."""
@@ -243,6 +251,10 @@ class TextInputs(Inputs):
     def encode(self, text: str) -> Tensor:
         """Tokens (T,), however many."""
         return torch.tensor([SOS, *self.tokenizer.encode(text), *([EOS] if self.ends else [])])
+
+    def identity(self) -> dict[str, Any]:
+        """The tokens, and how many are read."""
+        return {**self.tokenizer.to_dict(), **self.settings(), "ends": self.ends}
 
     def fit(self, x: Tensor) -> Tensor:
         """As it is."""

@@ -42,6 +42,7 @@ class Predictor:
         self, source: str | Path | AnyModel, *, batch_size: int = 32, device: str = "cpu", slide: bool = False,
         writing: Writing | None = None,
     ) -> None:  # fmt: skip
+        self.source = "" if isinstance(source, nn.Module) else str(source)
         self.model: AnyModel = source.eval() if isinstance(source, nn.Module) else load_model(source)
         if not isinstance(source, nn.Module) and is_run(Path(source)):
             document = read_run_config(Path(source)).document
@@ -123,7 +124,7 @@ class Predictor:
     def stream(self, inputs: Iterable[ImageLike], top_k: int = 5) -> Iterator[Answer]:
         """Answers one by one, in order, for any number of inputs; one that cannot be read answers with an error."""
         self.require_classes()
-        for frames, read, errors in self._batches(inputs):
+        for frames, read, errors in self._batches(inputs, self.batch_size):
             answers: Iterator[Answer] = iter(())
             if read:
                 good = [frame for frame, error in zip(frames, errors, strict=True) if not error]
@@ -139,18 +140,32 @@ class Predictor:
         normal = (self.inputs.normal(x[None])[0].to(self.device) for x in read)
         return [slide(self.model, x, window, K).cpu() for x in normal]
 
-    @torch.inference_mode()
     def embed(self, inputs: ImageLike | Sequence[ImageLike]) -> Tensor:
         """(N, D): what the head receives, one row an image or text."""
-        model = self.model if isinstance(self.model, TextEncoder) else self.backbone
+        rows = []
+        for row, error in self.embed_each(self._expand(inputs)):
+            if row is None:
+                raise self._unreadable(error)
+            rows.append(row)
+        return torch.stack(rows)
+
+    def embed_each(
+        self, inputs: Iterable[ImageLike], batch_size: int | None = None
+    ) -> Iterator[tuple[Tensor | None, str]]:
+        """What the head receives (D) for any number of inputs, in order; one that cannot be read has an error."""
+        look = self.embedder.embed
+        for _, read, errors in self._batches(inputs, batch_size or self.batch_size):
+            with torch.inference_mode():
+                rows = iter(look(self.inputs.normal(self.inputs.stack(read)).to(self.device)).cpu() if read else ())
+            for error in errors:
+                yield (None, error) if error else (next(rows), "")
+
+    @property
+    def embedder(self) -> Any:
+        """The model that gives one vector for an image or text."""
         if self.task.pool == "tokens":
             raise InputError("this model has a vector for each token, not one for a text; embed with another.")
-        rows = []
-        for _, read, errors in self._batches(self._expand(inputs)):
-            if any(errors):
-                raise self._unreadable(next(filter(None, errors)))
-            rows.append(model.embed(self.inputs.normal(self.inputs.stack(read)).to(self.device)).cpu())
-        return torch.cat(rows)
+        return self.model if isinstance(self.model, TextEncoder) else self.backbone
 
     def prepare(self, image: ImageLike) -> Tensor:
         """One image as uint8 (C, h, w), or one text as tokens (T,), at the size the model is fed."""
@@ -166,10 +181,12 @@ class Predictor:
             return iter([cast(ImageLike, inputs)])
         return iter(cast(Sequence[ImageLike], inputs))
 
-    def _batches(self, inputs: Iterable[ImageLike]) -> Iterator[tuple[list[Frame], list[Tensor], list[str]]]:
+    def _batches(
+        self, inputs: Iterable[ImageLike], batch_size: int
+    ) -> Iterator[tuple[list[Frame], list[Tensor], list[str]]]:
         """Frames, those inputs that could be read, and errors, a batch at a time."""
         source = enumerate(inputs)
-        while batch := list(islice(source, self.batch_size)):
+        while batch := list(islice(source, batch_size)):
             frames, read, errors = [], [], []
             for i, item in batch:
                 name = str(item) if isinstance(item, str | Path) else f"{self.inputs.what} {i}"

@@ -215,12 +215,12 @@ def _pictures(s: Shown, truth: Truth, rows: list[int] | None = None, count: int 
         if isinstance(true, str):
             line = image.width > 2 * image.height
             figures.append(
-                f'<figure{" class=line" * line}><img src="{_data_url(image, 232 if line else 112)}" alt="{alt}">'
+                f'<figure{" class=line" * line}><img src="{_datapng_url(image, 232 if line else 112)}" alt="{alt}">'
                 f"<figcaption>said {told}<br>is {html.escape(true)}</figcaption></figure>"
             )
         else:
             pair = "".join(
-                f'<img src="{_data_url(picture, 320)}" alt="{what} of {alt}"> '
+                f'<img src="{_datapng_url(picture, 320)}" alt="{what} of {alt}"> '
                 for picture, what in ((true, "truth"), (answer.draw(image), "answer"))
             )
             figures.append(f'<figure class="pair">{pair}<figcaption>{told}</figcaption></figure>')
@@ -276,10 +276,11 @@ def _figure(figure: "Figure", about: str) -> str:
 
 def figure_tag(png: bytes, about: str) -> str:
     """A picture in the page, as wide as it is or as there is room for."""
-    return f'<img class="figure" src="{_url(png)}" alt="{html.escape(about)}">'
+    return f'<img class="figure" src="{png_url(png)}" alt="{html.escape(about)}">'
 
 
-def _url(png: bytes) -> str:
+def png_url(png: bytes) -> str:
+    """A picture inside a page."""
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
@@ -385,7 +386,7 @@ def _looks(s: Shown) -> str:
         made = explain(predictor, pixels, method)
         name = html.escape(made.about)
         figures.append(
-            f'<figure><img src="{_data_url(blended(made.image, made.maps[0]))}" alt="{name}">'
+            f'<figure><img src="{_datapng_url(blended(made.image, made.maps[0]))}" alt="{name}">'
             f"<figcaption>{name}<br>is {html.escape(s.document['labels'][label])}</figcaption></figure>"
         )
     how = {"relevance": "gradient times attention", "gradcam": "Grad-CAM on the last map"}[method]
@@ -430,11 +431,11 @@ def _faithful(s: Shown) -> str:
 
 def _picture(pixels: Tensor) -> str:
     """A thumbnail as a data URL."""
-    return _data_url(Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()))
+    return _datapng_url(Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()))
 
 
-def _data_url(image: Image.Image, side: int = 112) -> str:
+def _datapng_url(image: Image.Image, side: int = 112) -> str:
     image.thumbnail((side, side))
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
-    return _url(buffer.getvalue())
+    return png_url(buffer.getvalue())

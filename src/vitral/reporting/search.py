@@ -1,0 +1,74 @@
+"""A page of what a search found: each query with its neighbours, or groups of near copies."""
+
+import html
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from vitral.data.images import AtLeast, read_image
+from vitral.errors import ImageError
+from vitral.reporting.html import page, section
+from vitral.reporting.sections import png_url
+from vitral.retrieval.index import Index, Match
+from vitral.weights.atomic import write_atomically
+
+SIDE = 160
+"""Of the pictures in the page."""
+MOST = 200
+"""Queries or groups that a page shows."""
+
+
+def write_results(path: Path, index: Index, queries: Sequence[str], found: Sequence[Sequence[Match]]) -> None:
+    """Each query, and under it what lies nearest."""
+    images = index.manifest.what == "image"
+    parts = []
+    for query, matches in list(zip(queries, found, strict=True))[:MOST]:
+        first = _item(query, "the query", images)
+        rest = "".join(_item(match.name, f"{match.score:.3f}", images) for match in matches)
+        parts.append(section(Path(query).name if images else query, _row(first + rest, images), wide=True))
+    about = f"the nearest of {len(index):,} {index.manifest.what}s, by the cosine of their vectors"
+    _write(path, f"Search in {index.path.name}", about, parts, len(queries))
+
+
+def write_duplicates(path: Path, index: Index, groups: Sequence[Sequence[str]], least: float) -> None:
+    """Groups of items that are nearly the same."""
+    images = index.manifest.what == "image"
+    parts = [
+        section(f"{len(group)} alike", _row("".join(_item(name, "", images) for name in group), images), wide=True)
+        for group in groups[:MOST]
+    ]
+    about = f"{len(groups):,} groups among {len(index):,} {index.manifest.what}s, cosine at least {least:g}"
+    _write(path, f"Near copies in {index.path.name}", about, parts, len(groups))
+
+
+def _write(path: Path, title: str, about: str, parts: list[str], count: int) -> None:
+    about += f"; the first {MOST} of {count:,} are shown" * (count > MOST)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, page(title, about, parts).encode())
+
+
+def _row(body: str, images: bool) -> str:
+    return f'<div class="shots">{body}</div>' if images else f"<table class=texts>{body}</table>"
+
+
+def _item(name: str, said: str, image: bool) -> str:
+    if not image:
+        return f"<tr><td>{html.escape(name)}</td><td>{html.escape(said)}</td></tr>"
+    caption = html.escape(" ".join(filter(None, [said, Path(name).name])))
+    png = _thumbnail(name)
+    picture = f'<img src="{png_url(png)}" alt="{caption}">' if png else "cannot be read now"
+    return f'<figure title="{html.escape(name)}">{picture}<figcaption>{caption}</figcaption></figure>'
+
+
+def _thumbnail(name: str) -> bytes | None:
+    try:
+        pixels = read_image(name, at_least=AtLeast(SIDE, SIDE))
+    except ImageError:
+        return None
+    picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+    picture.thumbnail((SIDE, SIDE))
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return buffer.getvalue()

@@ -1,0 +1,1 @@
+"""Embeddings that are kept, and which of them lie near."""

@@ -1,0 +1,133 @@
+"""Which vectors lie nearest, by cosine: all of them compared, or by a graph or cells of faiss where there are many.
+
+n vectors kept, m queries, D features; every vector has length 1, so that a cosine is a product.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from vitral.config import NearestKind
+from vitral.errors import CheckpointError, ConfigError
+
+CELLS = 2**24
+"""Cosines that are looked at at once, whatever the number of vectors."""
+LINKS, BUILD_WIDTH, SEARCH_WIDTH = 32, 128, 256
+"""HNSW: neighbours of a vector in the graph, and candidates that are kept while it is built and searched."""
+TRAINING = 64
+"""IVF: vectors to learn each cell from, at most."""
+
+
+class Nearest(Protocol):
+    """What finds the nearest of the vectors that it was made of."""
+
+    def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """(m, D) -> cosines (m, k), falling, and rows (m, k); -1 where fewer than k were found."""
+        ...
+
+
+class Exact:
+    """Every query against every vector."""
+
+    def __init__(self, vectors: Tensor) -> None:
+        self.vectors = vectors
+
+    def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """(m, D) -> cosines (m, k) and rows (m, k)."""
+        some = queries.split(max(CELLS // max(len(self.vectors), 1), 1))
+        found = [(few @ self.vectors.mT).topk(k, dim=1) for few in some]  # of (m, n) cosines
+        return torch.cat([values for values, _ in found]), torch.cat([rows for _, rows in found])
+
+
+class Approximate:
+    """An index of faiss: a graph (HNSW: Malkov and Yashunin, 2016) or cells around means (IVF)."""
+
+    def __init__(self, index: Any) -> None:
+        self.index = index
+
+    @classmethod
+    def of(cls, vectors: Tensor, kind: NearestKind) -> "Approximate":
+        """Build it."""
+        faiss = import_faiss()
+        n, D = vectors.shape
+        x = vectors.contiguous().numpy()
+        if kind == "hnsw":
+            index = faiss.IndexHNSWFlat(D, LINKS, faiss.METRIC_INNER_PRODUCT)
+            index.hnsw.efConstruction = BUILD_WIDTH
+        else:
+            cells = max(round(n**0.5), 1)
+            index = faiss.IndexIVFFlat(faiss.IndexFlatIP(D), D, cells, faiss.METRIC_INNER_PRODUCT)
+            index.cp.max_points_per_centroid, index.cp.min_points_per_centroid = TRAINING, 1
+            index.train(x)
+            index.nprobe = max(cells // 8, 1)
+        index.add(x)
+        return cls(index)
+
+    @classmethod
+    def read(cls, path: Path, vectors: Tensor) -> "Approximate":
+        """One that was written before, for these vectors."""
+        faiss = import_faiss()
+        try:
+            index = faiss.read_index(str(path))
+        except RuntimeError as error:
+            raise CheckpointError(f"{path} is damaged; remove it, and run vitral index again.") from error
+        if (index.ntotal, index.d) != tuple(vectors.shape):
+            raise CheckpointError(f"{path} does not belong to this index; remove it, and run vitral index again.")
+        return cls(index)
+
+    def write(self, path: Path) -> None:
+        """Keep it, whole or not at all."""
+        temporary = path.with_name(f".{path.name}.tmp")
+        import_faiss().write_index(self.index, str(temporary))
+        temporary.replace(path)
+
+    def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """(m, D) -> cosines (m, k) and rows (m, k), -1 where fewer were found."""
+        if hasattr(self.index, "hnsw"):
+            self.index.hnsw.efSearch = max(SEARCH_WIDTH, 2 * k)
+        values, rows = self.index.search(queries.contiguous().numpy(), k)
+        return torch.from_numpy(values), torch.from_numpy(rows)
+
+
+def import_faiss() -> Any:
+    """faiss, or how to install it."""
+    try:
+        import faiss
+    except ImportError as error:
+        raise ConfigError("a search that is not exact needs faiss: pip install 'vitral[search]'.") from error
+    return faiss
+
+
+# ---- vectors that nearly are the same ----
+
+
+def near_pairs(vectors: Tensor, least: float) -> Iterator[tuple[int, int, float]]:
+    """Every pair of rows i < j whose cosine is at least `least`, with it."""
+    step = max(CELLS // max(len(vectors), 1), 1)
+    for start in range(0, len(vectors), step):
+        cosines = vectors[start : start + step] @ vectors[start:].mT
+        for i, j in (cosines >= least).nonzero().tolist():
+            if i < j:
+                yield start + i, start + j, float(cosines[i, j])
+
+
+def near_groups(vectors: Tensor, least: float) -> list[list[int]]:
+    """Rows that hang together by such pairs: groups of two or more, the largest first, rows rising."""
+    parent = list(range(len(vectors)))
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = parent[parent[i]]
+            i = parent[i]
+        return i
+
+    for i, j, _ in near_pairs(vectors, least):
+        a, b = sorted((root(i), root(j)))
+        parent[b] = a
+    groups: dict[int, list[int]] = {}
+    for i in range(len(vectors)):
+        groups.setdefault(root(i), []).append(i)
+    return sorted((g for g in groups.values() if len(g) > 1), key=lambda g: (-len(g), g))

@@ -1,0 +1,329 @@
+"""An index of images or texts: what it finds, what it keeps, and what it refuses."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitral
+from vitral.cli.main import main
+from vitral.errors import CheckpointError, DataError, InputError, VitralError
+from vitral.inference.predictor import Predictor
+from vitral.models.zoo import create_model
+from vitral.retrieval import index as index_module
+from vitral.retrieval import store
+from vitral.retrieval.index import Index
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    path = tmp_path_factory.mktemp("weights") / "model.safetensors"
+    vitral.save_model(create_model("vit_nano_patch2_8", num_classes=3, in_chans=3, seed=5), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def predictor(weights):
+    return Predictor(weights, batch_size=4)
+
+
+def draw(path, seed, size=(19, 23)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8)).save(path)
+    return path
+
+
+@pytest.fixture
+def photos(tmp_path):
+    for i in range(11):
+        draw(tmp_path / "photos" / ("deep" if i % 3 == 0 else ".") / f"{i:02d}.png", i)
+    return tmp_path / "photos"
+
+
+class Counting:
+    """Wraps what is computed, and counts it."""
+
+    def __init__(self):
+        self.totals = []
+
+    def __call__(self, steps, total):
+        self.totals.append(total)
+        return steps
+
+
+def names(index):
+    return sorted(item.name for item in index.items)
+
+
+def test_search_is_the_cosine_of_embeddings(predictor, photos, tmp_path):
+    index, change = Index.build(predictor, photos, tmp_path / "i")
+    assert (change.added, change.kept, change.removed, change.unreadable) == (11, 0, 0, {})
+    query = draw(tmp_path / "query.png", 99)
+    files = sorted(photos.rglob("*.png"))
+    vectors = np.stack([predictor.embed(file)[0].numpy() for file in files]).astype(np.float64)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    q = predictor.embed(query)[0].numpy().astype(np.float64)
+    cosines = vectors @ (q / np.linalg.norm(q))
+    order = np.argsort(-cosines)[:5]
+    (found,) = index.search(query, top_k=5)
+    assert [match.name for match in found] == [str(files[i].resolve()) for i in order]
+    assert [match.score for match in found] == pytest.approx(cosines[order].tolist(), abs=1e-5)
+    assert len(index.search(query, top_k=99)[0]) == 11
+    itself = index.search(files[4], top_k=1)[0][0]
+    assert itself.name == str(files[4].resolve())
+    assert itself.score == pytest.approx(1, abs=1e-5)
+
+
+def test_only_new_and_changed_files_are_looked_at(predictor, photos, tmp_path):
+    out, watch = tmp_path / "i", Counting()
+    Index.build(predictor, photos, out, watch=watch)
+    before = {item.name: v for item, v in zip(Index(out).items, Index(out).vectors, strict=True)}
+    (photos / "01.png").unlink()
+    draw(photos / "02.png", 102, size=(31, 17))
+    draw(photos / "new.png", 103)
+    index, change = Index.build(predictor, photos, out, watch=watch)
+    assert watch.totals == [11, 2]
+    assert (change.added, change.kept, change.removed) == (2, 9, 2)
+    assert names(index) == sorted(p.relative_to(photos).as_posix() for p in photos.rglob("*.png"))
+    after = {item.name: v for item, v in zip(index.items, index.vectors, strict=True)}
+    assert not torch.equal(after["02.png"], before["02.png"])
+    for name in set(before) - {"01.png", "02.png"}:
+        assert torch.equal(after[name], before[name])
+    _, change = Index.build(predictor, photos, out, watch=watch)
+    assert (change.added, watch.totals[-1]) == (0, 0)
+    assert len(list(out.glob("*.safetensors"))) == 1
+
+
+def test_a_file_that_cannot_be_read_is_told_and_not_tried_again(predictor, photos, tmp_path):
+    (photos / "bad.png").write_bytes(b"no picture")
+    out, watch = tmp_path / "i", Counting()
+    index, change = Index.build(predictor, photos, out, watch=watch)
+    assert list(change.unreadable) == ["bad.png"]
+    assert "not an image" in change.unreadable["bad.png"]
+    assert len(index) == 11
+    _, change = Index.build(predictor, photos, out, watch=watch)
+    assert watch.totals == [12, 0]
+    assert list(change.unreadable) == ["bad.png"]
+    draw(photos / "bad.png", 7)
+    index, change = Index.build(predictor, photos, out)
+    assert (change.added, change.unreadable, len(index)) == (1, {}, 12)
+
+
+def test_a_stop_in_the_middle_loses_only_what_was_not_yet_written(predictor, photos, tmp_path):
+    out = tmp_path / "i"
+
+    def stop_after(steps, total):
+        for number, step in enumerate(steps):
+            if number == 7:
+                raise KeyboardInterrupt
+            yield step
+
+    with pytest.raises(KeyboardInterrupt):
+        Index.build(predictor, photos, out, watch=stop_after, save_seconds=0)
+    assert len(Index(out)) == 7
+    watch = Counting()
+    index, change = Index.build(predictor, photos, out, watch=watch)
+    assert (change.kept, change.added, watch.totals) == (7, 4, [4])
+    whole, _ = Index.build(predictor, photos, tmp_path / "whole")
+    assert names(index) == names(whole)
+
+
+@pytest.mark.parametrize("at", ["part", "manifest"])
+def test_every_moment_of_writing_may_be_the_last(predictor, photos, tmp_path, monkeypatch, at):
+    out = tmp_path / "i"
+    Index.build(predictor, photos, out)
+    draw(photos / "new.png", 103)
+    (photos / "03.png").unlink(missing_ok=True)
+    (photos / "deep" / "03.png").unlink()
+    calls = []
+    real = {"part": store.save_tensors, "manifest": store.write_atomically}[at]
+
+    for kill_at in range(1, 9):
+
+        def dies(*args, kill_at=kill_at):
+            calls.append(args)
+            if len(calls) == kill_at:
+                raise SystemExit
+            return real(*args)
+
+        calls.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(store, {"part": "save_tensors", "manifest": "write_atomically"}[at], dies)
+            try:
+                Index.build(predictor, photos, out)
+            except SystemExit:
+                assert set(names(Index(out))) <= {item.name for item in index_module._list_items(predictor, photos)} | {
+                    "deep/03.png"
+                }
+                continue
+        break
+    else:
+        pytest.fail("never finished")
+    index, _ = Index.build(predictor, photos, out)
+    assert names(index) == sorted(p.relative_to(photos).as_posix() for p in photos.rglob("*.png"))
+
+
+def test_leftovers_of_a_kill_are_removed(predictor, photos, tmp_path):
+    out = tmp_path / "i"
+    Index.build(predictor, photos, out)
+    part = next(out.glob("*.safetensors"))
+    (out / "000077.safetensors").write_bytes(part.read_bytes())
+    (out / ".000078.safetensors.123.tmp").write_bytes(b"half")
+    assert len(Index(out)) == 11
+    Index.build(predictor, photos, out)
+    assert [p.name for p in out.glob("*.safetensors")] == [part.name]
+    assert not list(out.glob(".*.tmp"))
+
+
+def test_other_weights_and_other_folders_are_refused(predictor, photos, tmp_path, weights):
+    out = tmp_path / "i"
+    Index.build(predictor, photos, out)
+    other = tmp_path / "other.safetensors"
+    vitral.save_model(create_model("vit_nano_patch2_8", num_classes=3, in_chans=3, seed=6), other)
+    with pytest.raises(CheckpointError, match="made with another model"):
+        Index.build(other, photos, out)
+    with pytest.raises(InputError, match="other weights or preprocessing"):
+        Index(out, source=other).search(photos / "01.png")
+    assert Index(out, source=weights).search(photos / "01.png")[0][0].score == pytest.approx(1, abs=1e-5)
+    draw(tmp_path / "elsewhere" / "a.png", 1)
+    with pytest.raises(CheckpointError, match="is an index of"):
+        Index.build(predictor, tmp_path / "elsewhere", out)
+    with pytest.raises(CheckpointError, match="not empty and not an index"):
+        Index.build(predictor, photos, photos)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(DataError, match="no images"):
+        Index.build(predictor, tmp_path / "none", tmp_path / "j")
+    assert not (tmp_path / "j").exists()
+
+
+def test_another_preprocessing_is_another_embedding(weights, photos, tmp_path):
+    out = tmp_path / "i"
+    Index.build(weights, photos, out)
+    predictor = Predictor(weights)
+    predictor.preprocess = type(predictor.preprocess).from_dict(
+        predictor.preprocess.to_dict() | {"mean": (0.1, 0.1, 0.1)}
+    )
+    with pytest.raises(CheckpointError, match="another model"):
+        Index.build(predictor, photos, out)
+
+
+def test_two_writers_do_not_meet(predictor, photos, tmp_path):
+    out = tmp_path / "i"
+    out.mkdir()
+    with store.locked(out), pytest.raises(CheckpointError, match="another process"):
+        Index.build(predictor, photos, out)
+    Index.build(predictor, photos, out)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda d: d.pop("embedding"),
+        lambda d: d.update(parts=["../../x.safetensors"]),
+        lambda d: d.update(parts=["000099.safetensors"]),
+        lambda d: d.update(surprise=1),
+        lambda d: d.update(format_version=99),
+        lambda d: d["embedding"].update(width=3),
+        lambda d: d.update(unreadable=[1]),
+    ],
+)
+def test_a_damaged_index_is_told_in_a_sentence(predictor, photos, tmp_path, harm):
+    out = tmp_path / "i"
+    Index.build(predictor, photos, out)
+    document = json.loads((out / "index.json").read_text())
+    harm(document)
+    (out / "index.json").write_text(json.dumps(document))
+    with pytest.raises(VitralError):
+        Index(out)
+
+
+def test_an_index_that_is_none(tmp_path):
+    with pytest.raises(CheckpointError, match=r"not an index.*vitral index"):
+        Index(tmp_path)
+
+
+def test_wrong_queries(predictor, photos, tmp_path):
+    index, _ = Index.build(predictor, photos, tmp_path / "i")
+    with pytest.raises(InputError, match="top_k must be at least 1, got 0"):
+        index.search(photos / "01.png", top_k=0)
+    with pytest.raises(InputError, match=r"queries must be \(m, 64\), got \(2, 7\)"):
+        index.search_vectors(torch.zeros(2, 7))
+    with pytest.raises(VitralError, match="not an image"):
+        index.search(b"text")
+
+
+def test_copies_are_found(predictor, photos, tmp_path):
+    for name, of in (("copy-a.png", "01.png"), ("copy-b.png", "01.png"), ("copy-c.png", "05.png")):
+        (photos / name).write_bytes((photos / of).read_bytes())
+    index, _ = Index.build(predictor, photos, tmp_path / "i")
+    groups = [[os.path.basename(name) for name in group] for group in index.duplicates(0.99999)]
+    assert [sorted(group) for group in groups] == [["01.png", "copy-a.png", "copy-b.png"], ["05.png", "copy-c.png"]]
+    with pytest.raises(InputError, match=r"above 0 and at most 1, got 1\.5"):
+        index.duplicates(1.5)
+
+
+def test_a_model_without_a_file_must_be_given_again(photos, tmp_path):
+    model = create_model("vit_nano_patch2_8", num_classes=3, in_chans=3, seed=5)
+    index, _ = Index.build(Predictor(model), photos, tmp_path / "i")
+    assert index.search(photos / "01.png", top_k=1)[0][0].name.endswith("01.png")
+    with pytest.raises(InputError, match="a model that has no file"):
+        Index(tmp_path / "i").search(photos / "01.png")
+
+
+def test_texts(tmp_path):
+    words = ["red", "green", "blue", "old", "new", "small"]
+    lines = [f"a {a} and {b} boat" for a in words for b in words if a != b]
+    kinds = "".join(f"{line},{'warm' if 'red' in line else 'cold'}\n" for line in lines)
+    (tmp_path / "boats.csv").write_text("text,label\n" + kinds)
+    run = vitral.train(tmp_path / "boats.csv", out=tmp_path / "run", epochs=1, batch_size=16, quiet=True)
+    texts = tmp_path / "lines.txt"
+    texts.write_text("\n".join([*lines, "", lines[0]]))  # an empty line, and one that comes twice
+    index, change = Index.build(run.path, texts, tmp_path / "i")
+    assert (change.added, len(index), index.manifest.what) == (len(lines), len(lines), "text")
+    (found,) = Index(tmp_path / "i").search("a red and old boat", top_k=3)
+    assert found[0].name == "a red and old boat"
+    assert found[0].score == pytest.approx(1, abs=1e-5)
+    texts.write_text("\n".join(lines[3:]))
+    index, change = Index.build(run.path, texts, tmp_path / "i")
+    assert (change.added, change.kept, change.removed) == (0, len(lines) - 3, 3)
+    with pytest.raises(DataError, match="is not a file"):
+        Index.build(run.path, tmp_path, tmp_path / "j")
+
+
+# ---- the command line ----
+
+
+def test_commands(weights, photos, tmp_path, capsys):
+    out = str(tmp_path / "p.index")
+    assert main(["index", str(weights), str(photos), "--out", out]) == 0
+    said = capsys.readouterr().out
+    assert "11 images: 11 new" in said
+    assert "exact search" in said
+    assert main(["search", out, str(photos / "01.png"), "--top-k", "2", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["matches"][0] == {"name": str((photos / "01.png").resolve()), "score": pytest.approx(1, abs=1e-5)}
+    assert len(row["matches"]) == 2
+    page = tmp_path / "found.html"
+    assert main(["search", out, str(photos), "--top-k", "3", "--out", str(page)]) == 0
+    assert capsys.readouterr().out.count("1.0000") >= 11
+    assert page.read_text().count("<figure") == 11 * 4
+    copies = tmp_path / "copies.html"
+    (photos / "copy.png").write_bytes((photos / "01.png").read_bytes())
+    asked = ["index", str(weights), str(photos), "--out", out, "--duplicates", "--least", "0.99999"]
+    assert main([*asked, "--page", str(copies), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["images"], document["added"], document["kept"]) == (12, 1, 11)
+    assert [sorted(map(os.path.basename, g)) for g in document["duplicates"]] == [["01.png", "copy.png"]]
+    assert copies.read_text().count("<figure") == 2
+
+
+def test_mistakes_end_with_2(weights, photos, tmp_path, capsys):
+    assert main(["search", str(tmp_path), "x.png"]) == 2
+    assert "not an index" in capsys.readouterr().err
+    assert main(["index", str(weights), str(photos), "--page", "x.html"]) == 2
+    assert "--duplicates" in capsys.readouterr().err
+    assert main(["index", str(weights), str(tmp_path / "nowhere")]) == 2
+    assert "is not a folder" in capsys.readouterr().err

@@ -1,0 +1,69 @@
+"""Neighbours by all cosines and by faiss; groups of near copies."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from vitral.errors import CheckpointError
+from vitral.retrieval import nearest
+from vitral.retrieval.nearest import Approximate, Exact, near_groups, near_pairs
+
+
+def unit(n, D, seed):
+    return F.normalize(torch.randn(n, D, generator=torch.Generator().manual_seed(seed)), dim=1)
+
+
+def clustered(n, D, seed, clusters=40):
+    centres = unit(clusters, D, seed)
+    return F.normalize(centres[torch.arange(n) % clusters] + 0.5 * unit(n, D, seed + 1), dim=1)
+
+
+def test_exact_is_numpy(monkeypatch):
+    vectors, queries = unit(997, 31, 0), unit(53, 31, 1)
+    cosines = queries.double().numpy() @ vectors.double().numpy().T
+    wanted = np.argsort(-cosines, axis=1)[:, :10]
+    for cells in (2**24, 5000):  # all queries at once, and a few at a time
+        monkeypatch.setattr(nearest, "CELLS", cells)
+        values, rows = Exact(vectors).search(queries, 10)
+        assert np.array_equal(rows.numpy(), wanted)
+        np.testing.assert_allclose(values.numpy(), np.take_along_axis(cosines, wanted, 1), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["hnsw", "ivf"])
+def test_faiss_finds_nearly_all(kind, tmp_path):
+    vectors, queries = clustered(4001, 37, 0), clustered(101, 37, 0)
+    queries = F.normalize(queries + 0.1 * unit(101, 37, 5), dim=1)
+    true = Exact(vectors).search(queries, 10)[1]
+    made = Approximate.of(vectors, kind)
+    values, rows = made.search(queries, 10)
+    recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(true.tolist(), rows.tolist(), strict=True)])
+    assert recall >= 0.95
+    expected = (queries[:, None] * vectors[rows]).sum(dim=2)
+    torch.testing.assert_close(values, expected, atol=1e-5, rtol=0)
+    made.write(tmp_path / "x.faiss")
+    again = Approximate.read(tmp_path / "x.faiss", vectors)
+    assert torch.equal(again.search(queries, 10)[1], rows)
+    with pytest.raises(CheckpointError, match="does not belong"):
+        Approximate.read(tmp_path / "x.faiss", vectors[:-1])
+    (tmp_path / "x.faiss").write_bytes(b"broken")
+    with pytest.raises(CheckpointError, match="damaged"):
+        Approximate.read(tmp_path / "x.faiss", vectors)
+
+
+def test_near_pairs_are_those_of_a_loop(monkeypatch):
+    vectors = clustered(151, 11, 3, clusters=7)
+    cosines = vectors @ vectors.T
+    literal = [(i, j) for i in range(151) for j in range(i + 1, 151) if cosines[i, j] >= 0.8]
+    assert literal
+    for cells in (2**24, 700):
+        monkeypatch.setattr(nearest, "CELLS", cells)
+        assert sorted((i, j) for i, j, _ in near_pairs(vectors, 0.8)) == literal
+
+
+def test_groups_hang_together_by_chains():
+    angles = torch.tensor([0.0, 0.1, 0.2, 1.5, 3.0, 3.1])  # neighbours in a chain are near, its ends are not
+    vectors = torch.stack([angles.cos(), angles.sin()], dim=1)
+    least = float(torch.tensor(0.15).cos())
+    assert near_groups(vectors, least) == [[0, 1, 2], [4, 5]]
+    assert near_groups(vectors, 1.0 - 1e-9) == []
