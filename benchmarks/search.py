@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from measure import interleave, ratio, write_json
 from PIL import Image
 
+from measure import interleave, ratio, write_json
 from vitral import Index, Predictor, create_model
 from vitral.retrieval.nearest import Approximate, Exact
 
