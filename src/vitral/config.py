@@ -278,6 +278,8 @@ class ViTConfig(Options):
     """Dropout before the head."""
     pos_drop_rate: float = 0.0
     """Dropout on the tokens after the positions are added."""
+    patch_drop_rate: float = 0.0
+    """Share of the patches that each image is trained without, chosen at random."""
     proj_drop_rate: float = 0.0
     """Dropout after the attention projection and in the MLP."""
     attn_drop_rate: float = 0.0
@@ -863,6 +865,26 @@ class Writing(Options):
             raise ConfigError("a beam and sample exclude each other; give one of them.")
         if not self.sample and self.n_best > self.beam:
             raise ConfigError(f"the {self.n_best} best texts need a beam of at least {self.n_best}, got {self.beam}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running(Options):
+    """How a trained model is run."""
+
+    batch_size: int = 32
+    """Images or texts at once."""
+    workers: int = 2
+    """Threads that read and decode images while the model computes; 0 reads each batch before it is looked at."""
+    merge: float = 0.0
+    """Token merging, for speed: patches that each block merges into others, or below 1 the share of all that is gone at
+    the end; 0 is exact."""
+
+    def __post_init__(self) -> None:
+        self._check_numbers(["batch_size"], 1, whole=True)
+        self._check_numbers(["workers"], 0, whole=True)
+        self._check_numbers(["merge"], 0)
+        if self.merge >= 1 and self.merge != int(self.merge):
+            raise ConfigError(f"merge must be a whole number from 1 on, or a share of all below 1, got {self.merge:g}.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from vitral.errors import InputError
 from vitral.models import parts
 from vitral.models.init import init_weights
 from vitral.models.vit import VisionTransformer
+from vitral.nn.packing import take
 from vitral.nn.patches import check_divisible, patchify, unpatchify
 from vitral.nn.positions import Grid, SinusoidalPositions
 
@@ -41,11 +42,6 @@ def random_masking(noise: Tensor, ratio: float) -> Masking:
     order = noise.argsort(dim=1, stable=True)  # the shuffle: place -> patch
     restore = order.argsort(dim=1)  # its inverse: patch -> place
     return Masking(keep=order[:, :V], restore=restore, masked=restore >= V)
-
-
-def take(z: Tensor, places: Tensor) -> Tensor:
-    """Rows of each sample: (B, M, D), (B, n) -> (B, n, D)."""
-    return z.gather(1, places[..., None].expand(-1, -1, z.shape[2]))
 
 
 def over_pixels(patches: Tensor, grid: Grid, patch: tuple[int, int]) -> Tensor:

@@ -19,6 +19,7 @@ from vitral.models.init import init_weights
 from vitral.nn.attention import key_mask
 from vitral.nn.packing import pack, unpack
 from vitral.nn.patches import check_divisible, check_finite, check_images, pad_to_multiple
+from vitral.nn.regularize import PatchDropout
 
 
 class VisionTransformer(Backbone):
@@ -46,6 +47,7 @@ class VisionTransformer(Backbone):
         self.pos_embed = nn.Parameter(torch.zeros(1, c.pos_rows + c.grid[0] * c.grid[1], D)) if learned else None
         self.positions = parts.POSITIONS[c.positions](c)
         self.pos_drop = nn.Dropout(c.pos_drop_rate)
+        self.patch_drop = PatchDropout(c.patch_drop_rate, c.prefix_tokens)
         self.norm_pre = parts.make_norm(c, D, c.pre_norm)
         self.blocks = parts.make_blocks(c)
         self.norm = parts.make_norm(c, D, not c.norm_after_pool)
@@ -87,9 +89,10 @@ class VisionTransformer(Backbone):
         """(B, C, H, W) -> y (B, D), what the head receives.
 
         The same numbers as by way of `forward_features`, with less work where pooling reads only [CLS]: the last block
-        then answers for that token alone, whose query still sees the keys and values of all.
+        then answers for that token alone, whose query still sees the keys and values of all. In training some patches
+        may be left out.
         """
-        z, visible = self.embed_tokens(x, pad=pad, mask=mask)
+        z, visible = self.patch_drop(*self.embed_tokens(x, pad=pad, mask=mask))
         attn_mask = key_mask(visible)
         *inner, last = self.blocks
         for block in inner:

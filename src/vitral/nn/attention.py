@@ -60,10 +60,18 @@ class Attention(nn.Module):
 
     def forward(self, z: Tensor, mask: Tensor | None = None, keep: slice | None = None) -> Tensor:
         """(B, N, D) -> (B, N, D), or only the tokens in `keep`, which still look at all the others."""
+        return self.look(*self.heads(z, keep), mask)
+
+    def heads(self, z: Tensor, keep: slice | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Q, K and V of all tokens, Q perhaps of those in `keep` alone: (B, N, D) -> (B, h, N, d) each."""
         if keep is None:
             q, k, v = self._split(self.qkv(z))
         else:
             (q,), (k, v) = self._project(z[:, keep], 0, 1), self._project(z, 1, 3)
+        return q, k, v
+
+    def look(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """What the heads find, side by side, times W_O: (B, h, N, d) each -> (B, N, D)."""
         dropout = self.attn_drop if self.training else 0.0
         heads = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)  # (B, h, N, d)
         return self.proj_drop(self.proj(heads.transpose(1, 2).flatten(2)))

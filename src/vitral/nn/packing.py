@@ -48,3 +48,8 @@ def pack(sequences: list[Tensor]) -> tuple[Tensor, Tensor, list[Place]]:
 def unpack(packed: Tensor, places: list[Place]) -> list[Tensor]:
     """Rows (r, n, D) -> the sequences (1, n_i, D) in their first order."""
     return [packed[p.row : p.row + 1, p.start : p.stop] for p in places]
+
+
+def take(z: Tensor, places: Tensor) -> Tensor:
+    """Rows of each sample: (B, M, D), (B, n) -> (B, n, D)."""
+    return z.gather(1, places[..., None].expand(-1, -1, z.shape[2]))
