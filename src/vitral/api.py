@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitral.comparison.compare import Comparison, compare_models
-from vitral.config import CompareConfig, PretrainConfig, ProbeKind, Probing, TrainConfig, Writing
+from vitral.config import CompareConfig, PretrainConfig, ProbeKind, Probing, Running, TrainConfig, Writing
 from vitral.data.sources.base import Data
 from vitral.data.sources.open import open_data, open_images
 from vitral.inference.evaluate import evaluate_run, probe_source
@@ -161,14 +161,17 @@ def compare_and_report(
 
 
 def evaluate(
-    source: str | Path, data: str | Path | Data, *, split: str | None = None, writing: Writing | None = None
-) -> dict[str, Any]:
+    source: str | Path, data: str | Path | Data, *, split: str | None = None, writing: Writing | None = None,
+    running: Running | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Metrics of a trained model on a split of labelled data: the test part, or else validation, or everything.
 
-    `writing` is how a model that writes text does it: greedily if it is not given.
+    `writing` is how a model that writes text does it: greedily if it is not given. `running` is how the model is run,
+    token merging among other things.
     """
     task = read_run_config(Path(source)).document["task"] if is_run(Path(source)) else None
-    return evaluate_run(source, data if isinstance(data, Data) else open_data(data, task=task), split, writing)
+    opened = data if isinstance(data, Data) else open_data(data, task=task)
+    return evaluate_run(source, opened, split, writing, running or Running())
 
 
 def probe(

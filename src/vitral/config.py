@@ -930,15 +930,12 @@ class Indexing(Options):
     nearest: NearestKind | None = None
     """How neighbours are found: `exact` compares with all, `hnsw` (a graph) and `ivf` (cells) with some, by faiss. By
     default exact, and from 500,000 vectors on hnsw."""
-    batch_size: int = 32
-    """Images or texts at once."""
     save_seconds: float = 20.0
     """What a kill can lose at most: so often, what was computed is written down."""
 
     def __post_init__(self) -> None:
         if self.nearest is not None:
             self._check_choices()
-        self._check_numbers(["batch_size"], 1, whole=True)
         self._check_numbers(["save_seconds"], 0)
 
 

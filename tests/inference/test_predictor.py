@@ -7,6 +7,7 @@ from PIL import Image
 
 from vitral.errors import ImageError, InputError
 from vitral.inference.predictor import Predictor
+from vitral.models.merge import merged
 from vitral.models.zoo import create_model
 from vitral.tasks.classify import Prediction
 
@@ -59,8 +60,9 @@ def test_probabilities_are_sorted_and_sum_to_1(predictor, pictures):
     assert len(predictor.predict(pictures[0], top_k=2)[0].labels) == 2
 
 
-def test_a_stream_takes_no_more_than_it_needs(predictor, pictures):
-    taken = []
+@pytest.mark.parametrize(("workers", "most"), [(0, 6), (1, 9 + 1), (2, 10 + 1)])
+def test_a_stream_takes_no_more_than_it_needs(predictor, pictures, workers, most):
+    predictor, taken = Predictor(predictor.model, batch_size=3, workers=workers), []
 
     def endless():
         for i in range(10**9):
@@ -70,7 +72,7 @@ def test_a_stream_takes_no_more_than_it_needs(predictor, pictures):
     stream = predictor.stream(endless())
     for _ in range(4):
         next(stream)
-    assert len(taken) <= 6
+    assert len(taken) <= most
 
 
 def test_an_unreadable_image_fails_alone(predictor, pictures):
@@ -81,6 +83,43 @@ def test_an_unreadable_image_fails_alone(predictor, pictures):
     assert answers[2].to_dict()["predictions"][0]["label"] == answers[2].labels[0]
     with pytest.raises(ImageError, match=r"1\.png is not an image"):
         predictor.predict(pictures)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 20])
+def test_workers_change_nothing_but_the_time(predictor, pictures, workers):
+    pictures[4].write_bytes(b"broken")
+    paths = [*pictures, pictures[0].parent / "none.png", *pictures[:2]]
+    alone = list(Predictor(predictor.model, batch_size=3, workers=0).stream(paths))
+    ahead = list(Predictor(predictor.model, batch_size=3, workers=workers).stream(paths))
+    assert ahead == alone
+    assert [bool(a.error) for a in ahead] == [i in (4, 7) for i in range(10)]
+
+
+def test_whoever_stops_early_leaves_no_thread(predictor, pictures):
+    from threading import active_count
+
+    before = active_count()
+    for _ in Predictor(predictor.model, batch_size=2, workers=3).stream(pictures * 5):
+        assert active_count() == before + 3
+        break
+    assert active_count() == before
+
+    def interrupted():
+        for _ in Predictor(predictor.model, batch_size=2, workers=3).stream(pictures * 5):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert active_count() == before
+
+
+def test_merging_is_an_option(predictor, pictures):
+    plain, some = predictor.predict(pictures), Predictor(predictor.model, merge=3)
+    x = torch.stack([some.inputs.normal(some.prepare(p)[None])[0] for p in pictures])
+    with torch.no_grad():
+        torch.testing.assert_close(some.outputs(x), merged(predictor.model, 3)(x))
+    assert some.predict(pictures)[0].probabilities != plain[0].probabilities
+    assert some.embed(pictures).shape == predictor.embed(pictures).shape
 
 
 def test_embeddings_and_logits_are_the_models(predictor, pictures):

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import tyro
 
 from vitral.cli.output import print_json, print_table
-from vitral.config import ProbeKind, Probing, Writing
+from vitral.config import ProbeKind, Probing, Running, Writing
 from vitral.errors import ConfigError
 
 
@@ -42,6 +42,8 @@ class Options:
     """Probe frozen features: by their nearest neighbours, or by a linear layer."""
     probing: Annotated[Probing, tyro.conf.arg(name="")] = field(default_factory=Probing)
     """How features are probed, with --probe."""
+    running: Annotated[Running, tyro.conf.arg(name="")] = field(default_factory=Running)
+    """How the model is run."""
     writing: Annotated[Writing, tyro.conf.arg(name="")] = field(default_factory=Writing)
     """How text is written."""
     json: bool = False
@@ -63,7 +65,7 @@ def run(options: Options) -> None:
     task = read_run_config(source).document["task"] if is_run(source) else None
     data = open_data(options.data, options.image_column, options.label_column, task, options.text_column)
     writing = options.writing if options.writing != Writing() else None
-    metrics = evaluate(options.source, data, split=options.split, writing=writing)
+    metrics = evaluate(options.source, data, split=options.split, writing=writing, running=options.running)
     if options.json:
         print_json(metrics)
         return
@@ -84,6 +86,10 @@ def run(options: Options) -> None:
 def _run_probe(options: Options, kind: ProbeKind) -> None:
     if options.text_column is not None or replace(options.writing, seed=0) != Writing():
         raise ConfigError("a probe looks at images and writes nothing; leave --text-column, --beam and the like out.")
+    if options.running != Running():
+        raise ConfigError(
+            "--merge, --workers and --batch-size are for a model as a whole; leave them out with --probe."
+        )
     from vitral.api import probe
     from vitral.data.sources.open import open_data
 

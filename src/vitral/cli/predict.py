@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from vitral.config import Writing
+from vitral.config import Running, Writing
 from vitral.errors import ImageError, InputError
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ class Options:
     """A text to go on with."""
     top_k: Annotated[int, tyro.conf.arg(metavar="K")] = 3
     """Labels for each image or text."""
-    batch_size: Annotated[int, tyro.conf.arg(metavar="N")] = 32
-    """Images or texts at once."""
     json: bool = False
     """Print one JSON document."""
     csv: bool = False
@@ -50,6 +48,8 @@ class Options:
     labels."""
     slide: bool = False
     """Segmenters: look at large images window by window, at their own resolution."""
+    running: Annotated[Running, tyro.conf.arg(name="")] = field(default_factory=Running)
+    """How the model is run."""
     writing: Annotated[Writing, tyro.conf.arg(name="")] = field(default_factory=Writing)
     """How text is written."""
 
@@ -136,7 +136,7 @@ def run(options: Options) -> None:
     from vitral.inference.predictor import Predictor
 
     writing = options.writing if options.writing != Writing() else None
-    predictor = Predictor(options.source, batch_size=options.batch_size, slide=options.slide, writing=writing)
+    predictor = Predictor(options.source, slide=options.slide, writing=writing, **options.running.to_dict())
     what = predictor.inputs.what
     if what == "image" and options.prompt is not None:
         raise InputError("this model reads images; --prompt is for those that read text.")

@@ -8,6 +8,7 @@ import io
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from types import ModuleType
 from typing import Literal, NamedTuple
 
@@ -34,6 +35,33 @@ class ImageLimits:
 
 
 LIMITS = ImageLimits()
+
+
+class _Quiet:
+    """Ignores warnings while any thread is within; the last to leave puts the filters back.
+
+    (`catch_warnings` in several threads at once would leave the filters of one for good.)
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._within = Lock(), 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._within += 1
+            if self._within == 1:
+                self._caught = warnings.catch_warnings()
+                self._caught.__enter__()
+                warnings.simplefilter("ignore")
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._within -= 1
+            if self._within == 0:
+                self._caught.__exit__(*error)
+
+
+_QUIET = _Quiet()
 
 
 class AtLeast(NamedTuple):
@@ -91,8 +119,7 @@ def _read_bytes(path: Path, limits: ImageLimits) -> bytes:
 
 
 def _decode(data: bytes, mode: ImageMode, at_least: AtLeast | None, limits: ImageLimits, name: str) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow warns about broken metadata; pixels are all that counts here
+    with _QUIET:  # Pillow warns about broken metadata; pixels are all that counts here
         image = Image.open(io.BytesIO(data), formats=_FORMATS)  # reads the header only
         width, height = image.size
         if width * height > limits.max_pixels:

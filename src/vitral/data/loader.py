@@ -5,12 +5,14 @@ sample a function of its place in the run. A run resumed at a step, or split ove
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from vitral.config import Augmentation
+from vitral.data.ahead import ahead
 from vitral.data.inputs import Batch, Feed, Inputs, UnreadableBatchError
 from vitral.data.sources.base import Data
 from vitral.data.targets import Targets, Values
@@ -84,17 +86,21 @@ def eval_batches(
     data: Data, indices: Tensor, inputs: Inputs, batch_size: int, strict: bool, workers: int,
     targets: Targets | None = None,
 ) -> Iterator[Batch]:  # fmt: skip
-    """Every sample once, in order, by length where there is text; those that cannot be read are left out and named."""
+    """Every sample once, in order, by length where there is text; those that cannot be read are left out and named.
+
+    `workers` are threads that read ahead.
+    """
     lengths = data.lengths()
     if lengths is not None:
         indices = indices[lengths[indices].argsort(stable=True)]
     feed = _Lenient(inputs.feed(data, targets or Values(data.targets), 1.0, 0, strict))
-    batches = _load(feed, [(part, part) for part in indices.split(batch_size)], workers)
+    parts = ((part, part) for part in indices.split(batch_size))
     some = False
-    for batch in batches:
-        if len(batch.samples):
-            some = True
-            yield batch
+    with closing(ahead(feed.__getitem__, parts, workers, 2 * workers)) as batches:
+        for batch in batches:
+            if len(batch.samples):
+                some = True
+                yield batch
     if len(indices) and not some:
         raise DataError(f"none of the {len(indices):,} {data.what} can be read; vitral check says why.")
 

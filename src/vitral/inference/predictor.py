@@ -1,6 +1,7 @@
 """The one way from images and texts to answers, for library, command line and server alike."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from vitral.config import DetectOptions, Preprocess, SegmentOptions, Writing, pair
+from vitral.config import DetectOptions, Preprocess, Running, SegmentOptions, Writing, pair
+from vitral.data.ahead import ahead
 from vitral.data.images import ImageMode
 from vitral.data.inputs import ImageInputs, ImageLike
 from vitral.data.sources.folder import list_images
@@ -18,6 +20,7 @@ from vitral.data.transforms import eval_view
 from vitral.errors import ImageError, InputError, VitralError
 from vitral.models.backbone import Backbone, backbone_of
 from vitral.models.detector import Detector
+from vitral.models.merge import merged
 from vitral.models.segmenter import Segmenter
 from vitral.models.seq2seq import Seq2Seq, TextDecoder, TextEncoder
 from vitral.models.vit import VisionTransformer
@@ -35,12 +38,14 @@ class Predictor:
     """A trained model with its preprocessing and task: `Predictor("runs/digits").predict("image.png")`.
 
     `slide` lets a segmenter look at large images window by window, at their own resolution, instead of at a small copy
-    of the whole. `writing` is how a model that writes text does it: greedily if it is not given.
+    of the whole. `writing` is how a model that writes text does it: greedily if it is not given. `workers` threads read
+    images while the model computes. `merge` makes a ViT quicker by token merging (`vitral.models.merge`).
     """
 
     def __init__(
-        self, source: str | Path | AnyModel, *, batch_size: int = 32, device: str = "cpu", slide: bool = False,
-        writing: Writing | None = None,
+        self, source: str | Path | AnyModel, *, batch_size: int = Running.batch_size, device: str = "cpu",
+        slide: bool = False, writing: Writing | None = None, workers: int = Running.workers,
+        merge: float = Running.merge,
     ) -> None:  # fmt: skip
         self.source = "" if isinstance(source, nn.Module) else str(source)
         self.model: AnyModel = source.eval() if isinstance(source, nn.Module) else load_model(source)
@@ -59,8 +64,11 @@ class Predictor:
                     f"this model was trained to {self.task.name}, and writes no text; leave --beam and the like out."
                 )
             self.task.writing = writing
+        if merge:
+            self.model = merged(self.model, merge)
         self.model.to(device)
         self.device, self.batch_size, self.slide = torch.device(device), batch_size, slide
+        self.workers = workers if self.inputs.what == "image" else 0
         self.labels = self.task.labels
 
     @property
@@ -124,14 +132,15 @@ class Predictor:
     def stream(self, inputs: Iterable[ImageLike], top_k: int = 5) -> Iterator[Answer]:
         """Answers one by one, in order, for any number of inputs; one that cannot be read answers with an error."""
         self.require_classes()
-        for frames, read, errors in self._batches(inputs, self.batch_size):
-            answers: Iterator[Answer] = iter(())
-            if read:
-                good = [frame for frame, error in zip(frames, errors, strict=True) if not error]
-                answers = self.task.decode(self._look(read), good, top_k)
-            for frame, error in zip(frames, errors, strict=True):
-                answer = self.task.answer(frame.name, error) if error else next(answers)
-                yield replace(answer, note="; ".join(filter(None, [frame.note, answer.note])))
+        with closing(self._batches(inputs)) as batches:
+            for frames, read, errors in batches:
+                answers: Iterator[Answer] = iter(())
+                if read:
+                    good = [frame for frame, error in zip(frames, errors, strict=True) if not error]
+                    answers = self.task.decode(self._look(read), good, top_k)
+                for frame, error in zip(frames, errors, strict=True):
+                    answer = self.task.answer(frame.name, error) if error else next(answers)
+                    yield replace(answer, note="; ".join(filter(None, [frame.note, answer.note])))
 
     def _look(self, read: list[Tensor]) -> Any:
         if not self.slide:
@@ -149,16 +158,15 @@ class Predictor:
             rows.append(row)
         return torch.stack(rows)
 
-    def embed_each(
-        self, inputs: Iterable[ImageLike], batch_size: int | None = None
-    ) -> Iterator[tuple[Tensor | None, str]]:
+    def embed_each(self, inputs: Iterable[ImageLike]) -> Iterator[tuple[Tensor | None, str]]:
         """What the head receives (D) for any number of inputs, in order; one that cannot be read has an error."""
         look = self.embedder.embed
-        for _, read, errors in self._batches(inputs, batch_size or self.batch_size):
-            with torch.inference_mode():
-                rows = iter(look(self.inputs.normal(self.inputs.stack(read)).to(self.device)).cpu() if read else ())
-            for error in errors:
-                yield (None, error) if error else (next(rows), "")
+        with closing(self._batches(inputs)) as batches:
+            for _, read, errors in batches:
+                with torch.inference_mode():
+                    rows = iter(look(self.inputs.normal(self.inputs.stack(read)).to(self.device)).cpu() if read else ())
+                for error in errors:
+                    yield (None, error) if error else (next(rows), "")
 
     @property
     def embedder(self) -> Any:
@@ -181,24 +189,23 @@ class Predictor:
             return iter([cast(ImageLike, inputs)])
         return iter(cast(Sequence[ImageLike], inputs))
 
-    def _batches(
-        self, inputs: Iterable[ImageLike], batch_size: int
-    ) -> Iterator[tuple[list[Frame], list[Tensor], list[str]]]:
-        """Frames, those inputs that could be read, and errors, a batch at a time."""
-        source = enumerate(inputs)
-        while batch := list(islice(source, batch_size)):
-            frames, read, errors = [], [], []
-            for i, item in batch:
-                name = str(item) if isinstance(item, str | Path) else f"{self.inputs.what} {i}"
-                try:
-                    x = self._read(item)
-                    frames.append(self._frame(name, x))
-                    read.append(x if self.slide else self.inputs.fit(x))
-                    errors.append("")
-                except VitralError as error:
-                    frames.append(Frame(name, (0, 0), View.whole()))
-                    errors.append(str(error))
-            yield frames, read, errors
+    def _batches(self, inputs: Iterable[ImageLike]) -> Generator[tuple[list[Frame], list[Tensor], list[str]]]:
+        """Frames, those inputs that could be read, and errors, a batch at a time, while the next one is read."""
+        depth = max(self.batch_size, 2 * self.workers)
+        with closing(ahead(self._try_read, enumerate(inputs), self.workers, depth)) as source:
+            while batch := list(islice(source, self.batch_size)):
+                frames, read, errors = zip(*batch, strict=True)
+                yield list(frames), [x for x in read if x is not None], list(errors)
+
+    def _try_read(self, numbered: tuple[int, ImageLike]) -> tuple[Frame, Tensor | None, str]:
+        """One input as the model is fed it, or else what is wrong with it."""
+        i, item = numbered
+        name = str(item) if isinstance(item, str | Path) else f"{self.inputs.what} {i}"
+        try:
+            x = self._read(item)
+            return self._frame(name, x), x if self.slide else self.inputs.fit(x), ""
+        except VitralError as error:
+            return Frame(name, (0, 0), View.whole()), None, str(error)
 
     def _frame(self, name: str, x: Tensor) -> Frame:
         if not isinstance(self.inputs, ImageInputs):

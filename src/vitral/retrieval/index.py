@@ -182,7 +182,7 @@ def _build(
         manifest = replace(manifest, unreadable=_listed(unreadable))
         if removed:
             manifest = store.rewrite(out, manifest, kept)
-        embedded = predictor.embed_each(_inputs(predictor, folder, missing), batch_size=o.batch_size)
+        embedded = predictor.embed_each(_inputs(predictor, folder, missing))
         for item, (vector, error) in zip(missing, watch(embedded, len(missing)), strict=True):
             if vector is None:
                 unreadable[item] = error

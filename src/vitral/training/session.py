@@ -228,7 +228,9 @@ def signals() -> Iterator[Any]:
 
 
 @torch.no_grad()
-def find(model: Any, task: Task, data: Data, indices: Tensor, inputs: Inputs, batch_size: int) -> Found:
+def find(
+    model: Any, task: Task, data: Data, indices: Tensor, inputs: Inputs, batch_size: int, workers: int = 0
+) -> Found:
     """What the task keeps of chosen images, and their numbers; unreadable images are left out.
 
     Of no images it keeps nothing, in the same shapes: a process without a share still takes part in what follows.
@@ -238,7 +240,7 @@ def find(model: Any, task: Task, data: Data, indices: Tensor, inputs: Inputs, ba
         return {name: tensor[:0] for name, tensor in some.items()}
     device = next(model.parameters()).device
     parts: dict[str, list[Tensor]] = {}
-    for batch in eval_batches(data, indices, inputs, batch_size, False, 0, task.targets(data)):
+    for batch in eval_batches(data, indices, inputs, batch_size, False, workers, task.targets(data)):
         targets = batch.targets.to(device)
         outputs = task.run(model, inputs.normal(batch.inputs.to(device)), targets)
         kept = task.found(outputs, targets) | {"indices": batch.samples}

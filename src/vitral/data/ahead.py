@@ -1,0 +1,54 @@
+"""Work done ahead of time by threads, in order. Decoders and torch let go of the interpreter while they work."""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain, islice
+from threading import Barrier
+from typing import TypeVar
+
+import torch
+
+X, Y = TypeVar("X"), TypeVar("Y")
+
+
+def ahead(function: Callable[[X], Y], items: Iterable[X], workers: int, depth: int) -> Generator[Y]:
+    """`map(function, items)`, where threads are up to `depth` items ahead of whoever reads.
+
+    Results come in order, an error where its result would. When the reader stops, by `break` or Ctrl-C, what has not
+    been begun is dropped and no thread stays behind.
+    """
+    items = iter(items)
+    first = list(islice(items, 2 if workers else 0))
+    if len(first) < 2:  # no use of threads for one
+        yield from map(function, chain(first, items))
+        return
+    pool = ThreadPoolExecutor(workers, "vitral-ahead")
+    try:
+        _use_one_core_each(pool, workers)
+        pending: deque[Future[Y]] = deque()
+        for item in chain(first, items):
+            pending.append(pool.submit(function, item))
+            if len(pending) > depth:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _use_one_core_each(pool: ThreadPoolExecutor, workers: int) -> None:
+    """Let torch in the threads of a pool do without threads of its own: the model needs those.
+
+    torch keeps this number for each thread, and also as what new threads begin with: that is put back.
+    """
+    threads, together = torch.get_num_threads(), Barrier(workers)
+
+    def begin() -> None:
+        torch.get_num_threads()  # a thread that has not asked would later begin with the common number
+        torch.set_num_threads(1)
+        together.wait()  # so that each thread of the pool runs this once
+
+    for begun in [pool.submit(begin) for _ in range(workers)]:
+        begun.result()
+    torch.set_num_threads(threads)
