@@ -1048,6 +1048,8 @@ class TrainConfig(LoopConfig):
 
     label_smoothing: float = 0.0
     """Share of a target that is spread over all classes."""
+    patch_drop: float = 0.0
+    """Share of the patches that each image is trained without, chosen anew each time: steps cost less."""
     freeze: str = ""
     """Parts that are not trained, by the first whole pieces of their parameter names (`blocks.1`), separated by commas;
     `backbone` is everything but the head."""
@@ -1075,7 +1077,7 @@ class TrainConfig(LoopConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_numbers(["label_smoothing", "test_fraction"], 0, 1)
+        self._check_numbers(["label_smoothing", "patch_drop", "test_fraction"], 0, 1)
         self._check_numbers(["freeze_layers"], 0, whole=True)
         if not _is_number(self.label_fraction) or not 0 < self.label_fraction <= 1:
             raise ConfigError(f"label_fraction must be above 0 and at most 1, got {self.label_fraction!r}.")

@@ -493,14 +493,34 @@ def test_visible_tokens_let_the_head_know_the_mask():
 
 
 def test_dropout_and_stochastic_depth_act_in_training_only():
-    rates = dict.fromkeys(("drop_rate", "pos_drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"), 0.4)
-    for name in rates:
+    for name in (field for field in ViTConfig().to_dict() if field.endswith("_rate")):
         model = small(**{name: 0.4})
         x = pixels(model, B=5)
         assert torch.equal(model(x), model(x)), name
         model.train()
         torch.manual_seed(0)
         assert difference(model(x), model(x)) > 1e-3, name
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean", "map"])
+def test_patch_dropout_trains_on_the_patches_that_stay(pool):
+    """As many tokens as the rate says; the same answer as if the others had been masked; nothing in evaluation."""
+    model, counts = small(patch_drop_rate=0.4, global_pool=pool), []
+    x = pixels(model)
+    N = math.prod(model.grid_of(x))
+    model.blocks[0].attn.qkv.register_forward_hook(lambda module, args, out: counts.append(args[0].shape[1]))
+    whole = model(x)
+    noise = torch.rand(2, N, generator=torch.Generator().manual_seed(0))
+    model.patch_drop.draw = lambda n: noise[:, :n]
+    found = model.train()(x)
+    stay = N - round(0.4 * N)
+    assert counts == [model.prefix_tokens + N, model.prefix_tokens + stay]
+    seen = noise <= noise.sort(dim=1).values[:, stay - 1 : stay]
+    mask = seen.unflatten(1, model.grid_of(x)).repeat_interleave(2, 1).repeat_interleave(5, 2)
+    assert difference(found, model.eval()(x, mask=mask)) < 1e-5
+    assert torch.equal(model(x), whole)
+    model.train().patch_drop.rate = 0.0
+    assert torch.equal(model(x), whole)
 
 
 def test_a_head_of_no_classes_gives_the_embedding():

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from helpers import images
-from vitral.nn.regularize import LayerScale, StochasticDepth, stochastic_depth_rates
+from vitral.nn.regularize import LayerScale, PatchDropout, StochasticDepth, stochastic_depth_rates
 
 
 def test_layer_scale_multiplies_each_channel():
@@ -36,3 +36,33 @@ def test_given_noise_decides_which_samples_are_dropped():
 def test_rates_rise_linearly_from_0():
     assert stochastic_depth_rates(0.3, 4) == pytest.approx([0, 0.1, 0.2, 0.3])
     assert stochastic_depth_rates(0.3, 1) == [0]
+
+
+def test_patch_dropout_never_acts_at_rate_0_nor_in_evaluation():
+    z, visible = images(3, 9, 2), torch.rand(3, 9) > 0.5
+    for part in (PatchDropout(0.0, 2).train(), PatchDropout(0.9, 2).eval()):
+        assert part(z, visible) == (z, visible)
+        assert part(z) == (z, None)
+
+
+@pytest.mark.parametrize(("rate", "patches", "kept"), [(0.25, 8, 6), (0.5, 7, 3), (0.1, 4, 4), (0.99, 6, 1)])
+def test_patch_dropout_keeps_its_share_in_order_and_every_prefix_token(rate, patches, kept):
+    torch.manual_seed(0)
+    z = torch.arange(2.0 + patches)[:, None].expand(500, -1, 3)
+    stay, visible = PatchDropout(rate, 2).train()(z)
+    assert stay.shape == (500, 2 + kept, 3)
+    assert visible is None
+    assert stay[:, :2, 0].tolist() == [[0, 1]] * 500
+    assert (stay[:, 1:] > stay[:, :-1]).all()
+    seen = torch.bincount(stay[:, 2:, 0].long().flatten(), minlength=2 + patches)[2:] / 500
+    assert seen.tolist() == pytest.approx([kept / patches] * patches, abs=0.1)
+
+
+def test_the_patches_with_the_largest_numbers_go_and_hidden_ones_before():
+    part = PatchDropout(0.5, 1).train()
+    part.draw = lambda n: torch.tensor([[0.4, 0.1, 0.9, 0.2], [0.4, 0.1, 0.9, 0.2]])[:, :n]
+    z = torch.arange(5.0)[None, :, None].expand(2, -1, 1)
+    visible = torch.tensor([[True] * 5, [True, True, False, True, False]])
+    stay, seen = part(z, visible)
+    assert stay[..., 0].tolist() == [[0, 2, 4], [0, 1, 3]]
+    assert seen.tolist() == [[True] * 3] * 2

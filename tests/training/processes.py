@@ -27,7 +27,7 @@ from vitral.training.pretrain import make_method
 
 def classify(dtype):
     """A model, what it learns, and how it is fed."""
-    model = create_model("vit_nano_conv_patch2_8", seed=0, drop_path_rate=0.1).to(dtype)
+    model = create_model("vit_nano_conv_patch2_8", seed=0, drop_path_rate=0.1, patch_drop_rate=0.2).to(dtype)
     model.register_forward_pre_hook(lambda module, args: (args[0].to(dtype),))
     return model, Classify(load_digits().classes, 0.1), ImageInputs(model.preprocess)
 

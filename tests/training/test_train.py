@@ -98,7 +98,8 @@ def test_a_stopped_run_goes_on_to_the_same_bits(finished, tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize(
-    "options", [{"optimizer": "adamw"}, {"accumulate": 2}, {"drop_path_rate": 0.3, "checkpoint_blocks": True}]
+    "options",
+    [{"optimizer": "adamw"}, {"accumulate": 2, "patch_drop": 0.4}, {"drop_path_rate": 0.3, "checkpoint_blocks": True}],
 )
 def test_variants_also_resume_to_the_same_bits(tmp_path, monkeypatch, options):
     whole = vitral.train("digits", out=tmp_path / "whole", **QUICK, **options)
@@ -124,6 +125,22 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(finished, tmp_path, m
     run = vitral.train("digits", out=out, resume=True, **(QUICK | {"quiet": False}))
     assert f"{newest.name} is damaged" in capsys.readouterr().err.replace("\n", " ")
     assert same(weights(run.path), weights(finished.path))
+
+
+def test_patch_dropout_is_of_training_alone(tmp_path, finished):
+    run = vitral.train("digits", out=tmp_path / "run", **QUICK, patch_drop=0.5)
+    assert not same(weights(run.path), weights(finished.path))
+    assert vitral.load_model(run.path).patch_drop.rate == 0
+    again = vitral.evaluate(run.path, "digits")
+    assert {key: again[key] for key in ("accuracy", "images")} == {
+        key: run.metrics["test"][key] for key in ("accuracy", "images")
+    }
+
+
+def test_patch_dropout_is_refused_where_every_patch_counts():
+    with pytest.raises(ConfigError, match=r"--patch-drop leaves patches .* to segment with a Linear takes every token"):
+        session.drop_patches(torch.nn.Linear(2, 3), 0.5, "segment")
+    session.drop_patches(torch.nn.Linear(2, 3), 0.0, "segment")
 
 
 class TestRefusals:

@@ -17,7 +17,7 @@ from vitral.models import dino
 from vitral.models.mae import over_pixels, random_masking
 from vitral.models.vit import VisionTransformer
 from vitral.tasks.method import Kept, Method, counted, drop_gradients
-from vitral.tasks.objective import place_stochastic_depth
+from vitral.tasks.objective import place_noise
 
 
 class Branch(nn.Module):
@@ -99,7 +99,7 @@ class SelfDistillation(nn.Module):
                 _, teacher = self.teacher(large)
             else:
                 _, teacher, hidden_t = self.teacher.with_patches(large, masked, hide=False)
-        place_stochastic_depth(self.student, noise[0], large.device)
+        place_noise(self.student, noise[0], large.device)
         hidden_s = None
         if masked is None:
             y, student = self.student(large)
@@ -107,7 +107,7 @@ class SelfDistillation(nn.Module):
             y, student, hidden_s = self.student.with_patches(large, masked, hide=True)
         logits = [_by_crop(student, B)]
         if len(small):
-            place_stochastic_depth(self.student, noise[1], large.device)
+            place_noise(self.student, noise[1], large.device)
             logits.append(_by_crop(self.student(small)[1], B))
         return Distilled(torch.cat(logits), _by_crop(teacher, B), _by_crop(y, B), hidden_s, hidden_t)
 

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vitral.data.noise import Noise
-from vitral.nn.regularize import StochasticDepth
+from vitral.nn.regularize import PatchDropout, StochasticDepth
 
 
 class Objective(ABC):
@@ -42,10 +43,13 @@ class Objective(ABC):
         """Do what follows a change of the weights."""
 
 
-def place_stochastic_depth(model: nn.Module, noise: Noise, device: torch.device) -> None:
-    """Let each sample's own numbers decide which branches it skips."""
+def place_noise(model: nn.Module, noise: Noise, device: torch.device) -> None:
+    """Let each sample's own numbers decide which branches it skips, and which patches it is seen without."""
     layers = [m for m in model.modules() if isinstance(m, StochasticDepth) and m.rate]
     if layers:
         numbers = noise.uniform("depth", len(layers)).float().to(device)
         for i, layer in enumerate(layers):
             layer.noise = numbers[:, i]
+    for m in model.modules():
+        if isinstance(m, PatchDropout):
+            m.draw = partial(noise.uniform, "patches")

@@ -16,7 +16,7 @@ from vitral.data.inputs import Batch
 from vitral.data.loader import TrainLoader
 from vitral.data.noise import Noise
 from vitral.errors import ConfigError, TrainingError
-from vitral.tasks.objective import Objective, place_stochastic_depth
+from vitral.tasks.objective import Objective, place_noise
 from vitral.training import norms
 from vitral.training.checkpoint import Checkpoint, load_optimizer_tensors, optimizer_tensors
 from vitral.training.distributed import Processes
@@ -99,7 +99,7 @@ def fit(
         loss = 0.0
         for part in split(batch, config.accumulate):
             noise = Noise(config.seed, part.samples)
-            place_stochastic_depth(model, noise, device)
+            place_noise(model, noise, device)
             mixed = loader.inputs.augment(part.inputs.to(device), noise, config.augment, mirror=not objective.spatial)
             targets = loader.targets.warp(part.targets.to(device), mixed.maps)
             with autocast(device, dtype):

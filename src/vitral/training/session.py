@@ -74,6 +74,7 @@ def train_model(
         checkpoint, notes = open_run(out, config, made.name, data, resume, who)
         model = _make_model(data, config, made, texts, device)
         choose_trained(model, config)
+        drop_patches(model, config.patch_drop, made.name)
         inputs = texts or ImageInputs(model.preprocess)
         loader = TrainLoader(
             data, inputs, config.augment, config.batch_size, config.seed, config.strict, config.workers,
@@ -155,6 +156,17 @@ def make_backbone(config: LoopConfig, in_chans: int, num_classes: int, **fresh: 
             options["drop_path_rate"] = config.drop_path_rate
         return create_model(config.model, seed=config.seed, **options, **fresh)
     return with_stochastic_depth(load_backbone(config.model, **options), config.drop_path_rate)
+
+
+def drop_patches(model: Any, rate: float, task: str) -> None:
+    """Let training leave patches out; what is written of the model does not know of it."""
+    if isinstance(model, VisionTransformer):
+        model.patch_drop.rate = rate
+    elif rate:
+        raise ConfigError(
+            f"--patch-drop leaves patches of an image out, and to {task} with a {type(model).__name__} takes every "
+            f"token; leave it out."
+        )
 
 
 def _model_name(config: TrainConfig, texts: TextInputs | None) -> str:
