@@ -24,9 +24,9 @@ P = Preprocess(img_size=224, crop_pct=0.875, interpolation="bicubic")
 BICUBIC = Image.Resampling.BICUBIC
 
 
-def make_jpeg(width: int, height: int) -> bytes:
+def make_jpeg(width: int, height: int, seed: int = 0) -> bytes:
     """A picture with detail at every scale, as photographs have."""
-    generator, x = torch.Generator().manual_seed(0), torch.zeros(1, 3, height, width)
+    generator, x = torch.Generator().manual_seed(seed), torch.zeros(1, 3, height, width)
     for cells in (4, 16, 64, 256):
         noise = torch.rand(1, 3, cells, cells, generator=generator)
         x += torch.nn.functional.interpolate(noise, size=(height, width), mode="bicubic") / cells**0.5

@@ -1,11 +1,12 @@
 """A training step: vitral's loop beside the bare step of the same model, and of timm's in a plain loop.
 
-    python benchmarks/train_step.py [--rounds 24]
+    python benchmarks/train_step.py [--rounds 24] [--patch-drop 0.5]
 
 S/16 at 224, batch 8, AdamW (fused), clipping and EMA on every side. After each step of the loop the rivals take one
 step each, so that all three see the same machine at the same time; the figures are medians, the ratios medians of the
 ratios within a round. The loop does more than the bare step: it reads and normalises images, logs, and looks for
-signals. Writes benchmarks/results/train_step.json.
+signals. With --patch-drop a bare step that leaves that share of the patches out takes part too. Writes
+benchmarks/results/train_step.json, or with --patch-drop train_step_patch_drop.json.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from vitral.training.ema import EMA
 from vitral.training.loop import Hooks, fit
 
 NAME, BATCH, CLASSES, WARM_UP = "vit_small_patch16_224", 8, 1000, 2
+FEWER = "fewer patches"
 
 
 def run_loop(steps: int, after_step: Callable[[], None]) -> None:
@@ -62,12 +64,14 @@ def bare_steps(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def measure(rounds: int) -> dict[str, list[float]]:
+def measure(rounds: int, patch_drop: float) -> dict[str, list[float]]:
     """Seconds of each rival's step, round by round."""
     rivals = {
         "vitral bare": bare_steps(create_model(NAME, seed=0)),
         "timm bare": bare_steps(import_timm().create_model(NAME)),
     }
+    if patch_drop:
+        rivals[FEWER] = bare_steps(create_model(NAME, seed=0, patch_drop_rate=patch_drop))
     times: dict[str, list[float]] = {name: [] for name in ("vitral loop", *rivals)}
     began = time.perf_counter()
 
@@ -94,11 +98,12 @@ def ratio(above: list[float], below: list[float]) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--patch-drop", type=float, default=0.0)
     options = parser.parse_args()
-    times = measure(options.rounds)
+    times = measure(options.rounds, options.patch_drop)
     median = {name: statistics.median(values) for name, values in times.items()}
     for name, value in median.items():
-        print(f"{name:12} {1000 * value:8.0f} ms a step, {BATCH / value:6.2f} images/s")
+        print(f"{name:13} {1000 * value:8.0f} ms a step, {BATCH / value:6.2f} images/s")
     loop, error = ratio(times["vitral loop"], times["vitral bare"])
     timm, timm_error = ratio(times["timm bare"], times["vitral loop"])
     print(
@@ -106,7 +111,11 @@ def main() -> None:
     )
     result: dict[str, Any] = {"seconds": median, "overhead": loop - 1, "overhead_error": error}
     result |= {"against_timm": timm, "against_timm_error": timm_error, "rounds": options.rounds}
-    print(f"wrote {write_json('train_step', result)}")
+    if options.patch_drop:
+        fewer, fewer_error = ratio(times["vitral bare"], times[FEWER])
+        print(f"without {options.patch_drop:.0%} of the patches {fewer:.2f} ± {fewer_error:.2f} times as fast")
+        result |= {"patch_drop": options.patch_drop, "against_all_patches": fewer, "patch_drop_error": fewer_error}
+    print(f"wrote {write_json('train_step_patch_drop' if options.patch_drop else 'train_step', result)}")
 
 
 if __name__ == "__main__":

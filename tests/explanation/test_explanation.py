@@ -12,7 +12,7 @@ from PIL import Image
 
 from helpers import difference, images, redraw
 from peers import import_transformers
-from vitral import Predictor, create_model, explain, load_model
+from vitral import Predictor, create_model, explain, load_model, save_model
 from vitral.cli.main import main
 from vitral.config import Preprocess
 from vitral.data.transforms import normalize
@@ -31,10 +31,12 @@ from vitral.explanation.attention import (
 from vitral.explanation.captions import part_shown
 from vitral.explanation.colours import number, paint, scale_of
 from vitral.explanation.faithfulness import curves
-from vitral.explanation.figures import columns_for
+from vitral.explanation.figures import columns_for, group_colours
 from vitral.explanation.positions import position_colours, position_similarity, position_table
 from vitral.explanation.rollout import rollout
 from vitral.explanation.tokens import nearest_patches, principal_colours, token_norms
+from vitral.models.mae import over_pixels
+from vitral.models.merge import merged
 
 SMALL = {"embed_dim": 48, "depth": 3, "num_heads": 3, "mlp_ratio": 2.0, "img_size": 64, "num_classes": 7}
 FAMILIES = [
@@ -761,3 +763,43 @@ class TestVerb:
             words = [FLAGS[name].removeprefix("--") for name in takes if name in FLAGS and name != "score"]
             (row,) = (line for line in docs.splitlines() if line.startswith(f"| `{method}` |"))
             assert row.split("|")[3].strip() == ", ".join(words)
+
+
+class TestMerging:
+    def test_the_map_is_the_models(self, model, picture):
+        made = explain(model, picture, "merging", merge=3)
+        x = normalize(Predictor(model).prepare(picture)[None], model.preprocess)
+        assert made.titles == [f"after block {i}: {13 - 3 * i} of 16" for i in range(3)]
+        assert torch.equal(made.maps.long().flatten(1), torch.cat(merged(model, 3).merge_maps(x)))
+        assert made.caption.startswith("merging: 3 patches in each block; the model says")
+        assert explain(Predictor(model, merge=3), picture, "merging").caption == made.caption
+        (one,) = explain(model, picture, "merging", merge=3, layer=1).maps
+        assert torch.equal(one, made.maps[1])
+
+    def test_half_of_the_patches_by_default(self, model, picture):
+        made = explain(model, picture, "merging")
+        assert made.maps[-1].max() + 1 == 8
+        assert made.where == "50 % of the patches in all"
+
+    def test_patches_of_one_token_have_their_mean_colour(self):
+        image = torch.arange(3 * 4 * 6, dtype=torch.uint8).view(3, 4, 6)
+        groups = torch.tensor([[0, 1, 0], [2, 2, 0]])
+        colours = group_colours(image, groups, (2, 2))
+        assert colours.shape == (2, 3, 3)
+        for token in range(3):
+            pixels = over_pixels(groups[None].flatten(1), (2, 3), (2, 2))[0] == token
+            mean = image[:, pixels].float().mean(1) / 255
+            torch.testing.assert_close(colours[groups == token], mean.expand(int((groups == token).sum()), -1))
+
+    def test_a_picture_from_the_command_line(self, model, picture, tmp_path):
+        save_model(model, tmp_path / "run", "vitral")
+        out = tmp_path / "merged.png"
+        assert main(["explain", str(tmp_path / "run"), str(picture), "--method", "merging", "--out", str(out)]) == 0
+        with Image.open(out) as written:
+            assert written.width > 500
+
+    def test_refusals(self, model, picture):
+        with pytest.raises(InputError, match="rollout is for a model that merges no tokens"):
+            explain(Predictor(model, merge=3), picture, "rollout")
+        with pytest.raises(InputError, match="attention takes no merge; it is for merging"):
+            explain(model, picture, merge=3)

@@ -36,18 +36,22 @@ class Options:
     """Images, folders, quoted patterns, or - for a list of paths on standard input; for a model that reads text, texts,
     files with one on each line, or - for lines on standard input."""
     method: Literal[
-        "attention", "rollout", "relevance", "gradcam", "occlusion", "positions", "tokens", "writing"
+        "attention", "rollout", "relevance", "gradcam", "occlusion", "positions", "tokens", "writing", "merging"
     ] = "attention"  # fmt: skip
-    """What to show; writing is where a model looks on an image for each token that it writes. A model that turns text
-    into text always shows which tokens it looks at for each that it writes."""
+    """What to show; writing is where a model looks on an image for each token that it writes, merging which patches
+    become one token. A model that turns text into text always shows which tokens it looks at for each that it
+    writes."""
     layer: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
-    """Attention, tokens and writing: block, from 0, or from the end below 0; the last by default."""
+    """Attention, tokens, writing and merging: block, from 0, or from the end below 0; by default the last, of
+    merging four."""
     head: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
     """Attention and writing: one head alone."""
     patch: Annotated[str | None, tyro.conf.arg(metavar="X,Y", help_behavior_hint="")] = None
     """Attention: where the patch at this pixel of the prepared image looks, instead of [CLS] or the mean."""
     target: Annotated[str | None, tyro.conf.arg(name="class", metavar="CLASS", help_behavior_hint="")] = None
     """Relevance, gradcam and occlusion: class to explain, by name or number; the likeliest by default."""
+    merge: Annotated[float | None, tyro.conf.arg(metavar="R", help_behavior_hint="(default: half of all)")] = None
+    """Merging: patches that each block merges, or below 1 the share of all that is gone at the end."""
     out: Annotated[str, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = ""
     """Picture (.png, .svg, .pdf, .jpg), page (.html), or folder; {} in a name stands for each image's. By default
     IMAGE-METHOD.png, here or in the folder. For several images give a folder, or a name with {}."""
@@ -57,7 +61,10 @@ class Options:
     """Print JSON: the maps as numbers, scores and files."""
 
 
-FLAGS = {"layer": "--layer", "head": "--head", "patch": "--patch", "target": "--class", "score": "--score"}
+FLAGS = {
+    "layer": "--layer", "head": "--head", "patch": "--patch", "target": "--class", "score": "--score",
+    "merge": "--merge",
+}  # fmt: skip
 
 
 def run(options: Options) -> None:
@@ -89,6 +96,7 @@ def run(options: Options) -> None:
         made = explain(
             predictor, image, options.method, layer=options.layer, head=options.head, target=options.target,
             patch=patch, score=options.score, interactive=path.suffix.lower() == ".html", track=bar,
+            merge=options.merge,
         )  # fmt: skip
         made = replace(made, source=options.source)
         made.save(path)

@@ -1,6 +1,7 @@
 """`explain`: one call from a model and an image to maps that can be looked at, saved and scored."""
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from operator import index
 from pathlib import Path
@@ -23,6 +24,7 @@ from vitral.explanation.windows import stage_of, window_maps
 from vitral.explanation.writing import looks, words, writer_of
 from vitral.inference.predictor import Predictor
 from vitral.models.backbone import Backbone
+from vitral.models.merge import MergingViT, merged
 from vitral.models.swin import SwinTransformer
 from vitral.models.vit import VisionTransformer
 from vitral.tasks.classify import Classify
@@ -130,6 +132,10 @@ class Question:
 
 
 Maps = tuple[Tensor, list[str]]
+MERGING_MAPS = 4
+"""Blocks after which the tokens are shown."""
+MERGE = 0.5
+"""Share of the patches that is merged where nothing is said."""
 
 
 def _attention(q: Question) -> Maps:
@@ -167,8 +173,12 @@ def _pooling_rows(q: Question) -> Tensor:
 
 def _where(q: Question, method: str) -> str:
     """Which block a picture is of, and who asks."""
-    if method not in ("attention", "tokens", "writing"):
+    if method not in ("attention", "tokens", "writing", "merging"):
         return ""
+    if method == "merging":
+        assert isinstance(q.model, MergingViT)
+        amount = q.model.amount
+        return f"{100 * amount:g} % of the patches in all" if 0 < amount < 1 else f"{amount:g} patches in each block"
     if method == "writing":
         return f"block {q.block} of the decoder"
     if method == "tokens":
@@ -226,6 +236,15 @@ def _writing(q: Question) -> Maps:
     return to_maps(q.model, rows, q.model.grid_of(q.x)), titles
 
 
+def _merging(q: Question) -> Maps:
+    """The number of the token that each patch is in, after a few blocks."""
+    assert isinstance(q.model, MergingViT)
+    maps = torch.cat(q.model.merge_maps(q.x)).unflatten(1, q.model.grid_of(q.x))  # (L, G_h, G_w)
+    few = sorted({round((i + 1) * q.depth / MERGING_MAPS) - 1 for i in range(MERGING_MAPS)} - {-1})
+    blocks = few if q.layer is None else [q.block]
+    return maps[blocks].float(), [f"after block {i}: {int(maps[i].max()) + 1} of {maps[i].numel()}" for i in blocks]
+
+
 METHODS: dict[str, Callable[[Question], Maps]] = {
     "attention": _attention,
     "rollout": _rollout,
@@ -235,6 +254,7 @@ METHODS: dict[str, Callable[[Question], Maps]] = {
     "positions": _positions,
     "tokens": _tokens,
     "writing": _writing,
+    "merging": _merging,
 }
 TAKES: dict[str, tuple[str, ...]] = {
     "attention": ("layer", "head", "patch", "score", "interactive"),
@@ -245,6 +265,7 @@ TAKES: dict[str, tuple[str, ...]] = {
     "positions": (),
     "tokens": ("layer", "interactive"),
     "writing": ("layer", "head"),
+    "merging": ("layer", "merge"),
 }
 """Which options mean something to a method."""
 
@@ -257,6 +278,7 @@ FITS: dict[str, tuple[type[Backbone], ...]] = {
     "positions": (VisionTransformer,),
     "tokens": (Backbone,),
     "writing": (VisionTransformer,),
+    "merging": (VisionTransformer,),
 }
 """Which models a method can look into."""
 
@@ -298,23 +320,31 @@ def explain(
     score: bool = False,
     interactive: bool = False,
     track: relevance.Track = iter,
+    merge: float | None = None,
 ) -> Explanation:
     """Show what a model looks at: attention, rollout, relevance, gradcam, occlusion, positions, tokens or writing.
 
-    `layer` chooses the block for attention, tokens and writing (there of the decoder), `head` one head of attention or
-    writing, `patch` (x, y in pixels of the prepared image) asks where that patch looks; `target` is a class (name or
-    number), or a function of the output, for relevance, gradcam and occlusion. `score` measures how faithful the first
-    map is; `interactive` gathers what the .html page needs; `track` is put around the steps of slow methods, to show
-    how far they are (tqdm will do).
+    Or merging: which patches become one token, where `merge` says how many are merged (half of all by default).
+
+    `layer` chooses the block for attention, tokens, merging and writing (there of the decoder), `head` one head of
+    attention or writing, `patch` (x, y in pixels of the prepared image) asks where that patch looks; `target` is a
+    class (name or number), or a function of the output, for relevance, gradcam and occlusion. `score` measures how
+    faithful the first map is; `interactive` gathers what the .html page needs; `track` is put around the steps of slow
+    methods, to show how far they are (tqdm will do).
     """
-    given = {"layer": layer, "head": head, "target": target, "patch": patch, "score": score, "interactive": interactive}
+    given: dict[str, Any] = {"layer": layer, "head": head, "target": target, "patch": patch, "score": score}
+    given |= {"interactive": interactive, "merge": merge}
     check_takes(method, given, {"score": "score=True", "interactive": "interactive=True"})
     if not isinstance(image, ImageLike):
         what = "None" if image is None else f"a {type(image).__name__}"
         raise InputError(f"explain takes one image (a path, bytes, a picture or an array), got {what}.")
     predictor = source if isinstance(source, Predictor) else Predictor(source)
+    check_fits(method, predictor.backbone, interactive, score)
+    if method == "merging":
+        predictor = _with_merging(predictor, merge)
+    elif isinstance(predictor.model, MergingViT):
+        raise InputError(f"{method} is for a model that merges no tokens; leave merge out, or use merging.")
     model = predictor.backbone
-    check_fits(method, model, interactive, score)
     depth = _depth(predictor, method)
     layer = _number("layer", "a block", layer, -depth, depth - 1)
     heads = _heads(predictor, method, layer)
@@ -337,7 +367,7 @@ def explain(
     return Explanation(
         method, maps.detach().cpu(), titles, pixels, _cell(model, size, maps), part,
         where=_where(question, method),
-        layer=question.block if "layer" in TAKES[method] and not question.pooled else None,
+        layer=question.block if "layer" in TAKES[method] and not question.pooled and method != "merging" else layer,
         head=None if head is None else head % heads,
         asked=patch,
         **said(predictor, x, chosen, by_class) if method not in ("positions", "tokens") else {},
@@ -375,6 +405,14 @@ def _cell(model: Backbone, size: tuple[int, int], maps: Tensor) -> tuple[int, in
     grid = tuple(maps.shape[-2:])
     fits = (s for s in model.config.map_strides if grid == (-(-size[0] // s[0]), -(-size[1] // s[1])))
     return next(fits, model.config.map_strides[-1])
+
+
+def _with_merging(predictor: Predictor, merge: float | None) -> Predictor:
+    """The same with tokens merged: as asked for, or as it is already, or half of them."""
+    if merge is not None or not isinstance(predictor.model, MergingViT):
+        predictor = copy(predictor)
+        predictor.model = merged(predictor.model, MERGE if merge is None else merge)
+    return predictor
 
 
 def _number(name: str, what: str, value: Any, low: int, high: int) -> int | None:

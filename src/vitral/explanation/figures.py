@@ -8,7 +8,9 @@ import textwrap
 from pathlib import Path
 
 import numpy as np
+import torch.nn.functional as F
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
@@ -18,6 +20,7 @@ from vitral.errors import InputError
 from vitral.explanation.colours import Scale, colormap, number, paint, scale_of
 from vitral.explanation.explain import Explanation
 from vitral.explanation.page import save_page
+from vitral.nn.patches import patchify
 
 PICTURES = (".png", ".svg", ".pdf", ".jpg")
 MOST = 48
@@ -53,6 +56,9 @@ def draw(e: Explanation) -> Figure:
             _within(ax, (H, W))
             ax.set_title(e.titles[0], fontsize=9)
             _below(ax, "alike in colour, alike to the model")
+        elif e.method == "merging":
+            _draw_groups(ax, e, maps[i - 1].long())
+            ax.set_title(e.titles[i - 1], fontsize=9)
         else:
             overlay(ax, maps[i - 1], covered(e))
             _within(ax, (H, W))
@@ -91,6 +97,28 @@ def _within(ax: Axes, size: tuple[int, int]) -> None:
     """Show so many pixels and no more."""
     ax.set_xlim(-0.5, size[1] - 0.5)
     ax.set_ylim(size[0] - 0.5, -0.5)
+
+
+def group_colours(image: Tensor, groups: Tensor, patch: tuple[int, int]) -> Tensor:
+    """The mean colour of all patches that are in one token: uint8 (C, H, W), (G_h, G_w) -> (G_h, G_w, C) in 0..1."""
+    pixels = patchify(image[None].float() / 255, patch)[0].unflatten(1, (-1, image.shape[0])).mean(1)  # (N, C)
+    member = F.one_hot(groups.flatten()).float()  # (N, tokens)
+    return (member @ ((member.mT @ pixels) / member.sum(0)[:, None])).unflatten(0, tuple(groups.shape))
+
+
+def _draw_groups(ax: Axes, e: Explanation, groups: Tensor) -> None:
+    """Patches of one token in their mean colour, and a line wherever another token begins."""
+    size, (P_h, P_w) = (e.image.shape[1], e.image.shape[2]), e.patch
+    colours = group_colours(e.image, groups, e.patch).expand(-1, -1, 3)
+    ax.imshow(colours.numpy(), interpolation="nearest", extent=_extent(size))
+    lines = []
+    for row, column in (groups[:, 1:] != groups[:, :-1]).nonzero().tolist():  # a line on the right of a patch
+        x, y = (column + 1) * P_w - 0.5, row * P_h - 0.5
+        lines.append([(x, y), (x, y + P_h)])
+    for row, column in (groups[1:] != groups[:-1]).nonzero().tolist():  # and below one
+        x, y = column * P_w - 0.5, (row + 1) * P_h - 0.5
+        lines.append([(x, y), (x + P_w, y)])
+    ax.add_collection(LineCollection(lines, colors="black", linewidths=0.5))
 
 
 def _extent(size: tuple[int, int]) -> tuple[float, float, float, float]:

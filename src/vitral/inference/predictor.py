@@ -18,6 +18,7 @@ from vitral.data.sources.folder import list_images
 from vitral.data.targets import View
 from vitral.data.transforms import eval_view
 from vitral.errors import ImageError, InputError, VitralError
+from vitral.inference.memory import keep_freed_memory
 from vitral.models.backbone import Backbone, backbone_of
 from vitral.models.detector import Detector
 from vitral.models.merge import merged
@@ -67,6 +68,7 @@ class Predictor:
         if merge:
             self.model = merged(self.model, merge)
         self.model.to(device)
+        keep_freed_memory()
         self.device, self.batch_size, self.slide = torch.device(device), batch_size, slide
         self.workers = workers if self.inputs.what == "image" else 0
         self.labels = self.task.labels

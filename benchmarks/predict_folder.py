@@ -1,0 +1,112 @@
+"""A folder of JPEGs from files to answers: vitral's predictor beside a plain loop of Pillow and timm.
+
+    python benchmarks/predict_folder.py [--images 2000] [--threads 2]
+
+Files of 500 x 400, made here; S/16 with the same weights, batches of 32. The folder is cut into parts, and each part
+goes through every rival in turn; the figures are images per second of all parts, the ratios medians over parts. Writes
+benchmarks/results/predict_folder.json.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from loader import BICUBIC, centre, make_jpeg, shorter_to
+from measure import write_json
+from peers import import_timm
+from vitral import Predictor, create_model
+from vitral.config import Preprocess
+
+NAME, BATCH, PARTS, WARM_UP = "vit_small_patch16_224", 32, 10, 8
+P = Preprocess(img_size=224, crop_pct=0.875)
+
+
+def plain_loop(model: nn.Module, paths: Sequence[Path]) -> list[float]:
+    """The likeliest class's probability for each file, as one would write it in a few lines."""
+    mean, std = np.array(P.mean, np.float32), np.array(P.std, np.float32)
+
+    def read(path: Path) -> Tensor:
+        image = Image.open(path).convert("RGB")
+        pixels = np.asarray(centre(image.resize(shorter_to(image, 256), BICUBIC)), np.float32) / 255
+        return torch.from_numpy((pixels - mean) / std).permute(2, 0, 1)
+
+    found = []
+    with torch.inference_mode():
+        for start in range(0, len(paths), BATCH):
+            logits = model(torch.stack([read(path) for path in paths[start : start + BATCH]]))
+            found += logits.softmax(1).amax(1).tolist()
+    return found
+
+
+def predict(predictor: Predictor, paths: Sequence[Path]) -> list[float]:
+    """The same by vitral."""
+    answers: list[Any] = list(predictor.stream(paths, top_k=1))
+    return [answer.probabilities[0] for answer in answers]
+
+
+def make_rivals() -> dict[str, Callable[[Sequence[Path]], list[float]]]:
+    """Everybody has the same weights, with a head that tells classes apart."""
+    timm_model, model = import_timm().create_model(NAME).eval(), create_model(NAME, seed=0).eval()
+    nn.init.normal_(model.head.weight, std=0.1)
+    timm_model.load_state_dict(model.state_dict())
+    model.preprocess = P
+    ahead, waiting = Predictor(model), Predictor(model, workers=0)
+    return {
+        "timm and Pillow": lambda paths: plain_loop(timm_model, paths),
+        "vitral, no workers": lambda paths: predict(waiting, paths),
+        "vitral": lambda paths: predict(ahead, paths),
+    }
+
+
+def measure(paths: list[Path]) -> tuple[dict[str, list[float]], float]:
+    """Seconds of each rival for each part, and the largest difference of an answer from the plain loop's."""
+    rivals = make_rivals()
+    names, size = list(rivals), -(-len(paths) // PARTS)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    difference = 0.0
+    for rival in rivals.values():
+        rival(paths[:WARM_UP])
+    for start in range(0, len(paths), size):
+        part, found = paths[start : start + size], {}
+        for name in names:
+            began = time.perf_counter()
+            found[name] = rivals[name](part)
+            times[name].append(time.perf_counter() - began)
+        names = names[1:] + names[:1]
+        theirs = found["timm and Pillow"]
+        difference = max(difference, *(abs(a - b) for a, b in zip(found["vitral"], theirs, strict=True)))
+    return times, difference
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=2000)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / f"{i:05}.jpg" for i in range(options.images)]
+        for i, path in enumerate(paths):
+            path.write_bytes(make_jpeg(500, 400, seed=i))
+        times, difference = measure(paths)
+    result: dict[str, Any] = {"images": options.images, "largest_difference": difference, "rivals": {}}
+    for name, seconds in times.items():
+        ratios = [a / b for a, b in zip(times["timm and Pillow"], seconds, strict=True)]
+        speed, ratio = options.images / sum(seconds), statistics.median(ratios)
+        spread = statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else 0.0
+        print(f"{name:20} {speed:7.1f} images/s, {ratio:.2f} ± {spread:.2f} times the plain loop")
+        result["rivals"][name] = {"images_per_second": speed, "ratio": ratio, "ratio_error": spread}
+    print(f"largest difference of a probability {difference:.1e}; wrote {write_json('predict_folder', result)}")
+
+
+if __name__ == "__main__":
+    main()
