@@ -56,7 +56,7 @@ def predict(predictor: Predictor, paths: Sequence[Path]) -> list[float]:
 def make_rivals() -> dict[str, Callable[[Sequence[Path]], list[float]]]:
     """Everybody has the same weights, with a head that tells classes apart."""
     timm_model, model = import_timm().create_model(NAME).eval(), create_model(NAME, seed=0).eval()
-    nn.init.normal_(model.head.weight, std=0.1)
+    nn.init.normal_(model.get_parameter("head.weight"), std=0.1)
     timm_model.load_state_dict(model.state_dict())
     model.preprocess = P
     ahead, waiting = Predictor(model), Predictor(model, workers=0)

@@ -1,10 +1,16 @@
 import io
+import json
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+import vitral
+from helpers import redraw
+from vitral import save_model
+from vitral.cli.main import main
+from vitral.config import Running
 from vitral.errors import ImageError, InputError
 from vitral.inference.predictor import Predictor
 from vitral.models.merge import merged
@@ -150,3 +156,33 @@ def test_a_grey_model_takes_colour_pictures():
     Image.new("RGB", (30, 20), "red").save(buffer, "PNG")
     assert isinstance(grey.predict(buffer.getvalue())[0], Prediction)
     assert grey.prepare(buffer.getvalue()).shape == (1, 8, 8)
+
+
+def test_the_command_line_merges_and_reads_ahead(predictor, pictures, tmp_path, capsys):
+    save_model(predictor.model, tmp_path / "run", "vitral")
+    folder = str(pictures[0].parent)
+    told = {}
+    for options in ([], ["--workers", "0", "--batch-size", "2"], ["--merge", "3"], ["--merge", "0.4"]):
+        assert main(["predict", str(tmp_path / "run"), *map(str, pictures), "--json", *options]) in (0, None)
+        told[" ".join(options)] = json.loads(capsys.readouterr().out)
+    top = {key: [a["predictions"][0]["probability"] for a in answers] for key, answers in told.items()}
+    assert top["--workers 0 --batch-size 2"] == pytest.approx(top[""], abs=1e-5)
+    merging = Predictor(predictor.model, merge=3).predict(folder)
+    assert top["--merge 3"] == pytest.approx([a.probabilities[0] for a in merging], abs=1e-3)
+    assert top["--merge 0.4"] != pytest.approx(top[""], abs=1e-6)
+    for options, wrong in ((["--merge", "2.5"], "merge must be a whole number"), (["--workers", "-1"], "workers must")):
+        assert main(["predict", str(tmp_path / "run"), folder, *options]) == 2
+        assert wrong in capsys.readouterr().err
+
+
+def test_evaluation_merges_too(tmp_path, capsys):
+    model = redraw(create_model("vit_nano_patch2_8", num_classes=10, seed=0))
+    model.labels = [str(i) for i in range(10)]
+    save_model(model, tmp_path / "run", "vitral")
+    plain = vitral.evaluate(tmp_path / "run", "digits")
+    slow = vitral.evaluate(tmp_path / "run", "digits", running=Running(workers=0, batch_size=7))
+    assert slow["loss"] == pytest.approx(plain["loss"], abs=1e-5)
+    assert main(["eval", str(tmp_path / "run"), "digits", "--merge", "2", "--json"]) in (0, None)
+    assert abs(json.loads(capsys.readouterr().out)["loss"] - plain["loss"]) > 1e-4
+    assert main(["eval", str(tmp_path / "run"), "digits", "--merge", "2", "--probe", "knn"]) == 2
+    assert "leave them out with --probe" in capsys.readouterr().err

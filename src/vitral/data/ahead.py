@@ -9,7 +9,8 @@ from typing import TypeVar
 
 import torch
 
-X, Y = TypeVar("X"), TypeVar("Y")
+X = TypeVar("X")
+Y = TypeVar("Y")
 
 
 def ahead(function: Callable[[X], Y], items: Iterable[X], workers: int, depth: int) -> Generator[Y]:

@@ -58,7 +58,7 @@ class _Quiet:
         with self._lock:
             self._within -= 1
             if self._within == 0:
-                self._caught.__exit__(*error)
+                self._caught.__exit__(None, None, None)
 
 
 _QUIET = _Quiet()
