@@ -441,7 +441,10 @@ class TestExplain:
             ({"method": "relevance", "target": 1.5}, r"class must be a number from 0 to 6, got 1\.5"),
             ({"target": 3}, r"attention takes no target; it is for relevance, gradcam, occlusion\."),
             ({"method": "rollout", "patch": (3, 3)}, r"rollout takes no patch; it is for attention\."),
-            ({"method": "positions", "layer": 0}, r"positions takes no layer; it is for attention, tokens, writing\."),
+            (
+                {"method": "positions", "layer": 0},
+                r"positions takes no layer; it is for attention, tokens, writing, merging\.",
+            ),
             ({"method": "tokens", "head": 0}, r"tokens takes no head; it is for attention, writing\."),
             ({"method": "tokens", "score": True}, "tokens takes no score=True"),
             ({"method": "positions", "interactive": True}, "positions takes no interactive=True"),
