@@ -33,7 +33,7 @@ def theoretical_fields(config: Any, cell: int) -> dict[str, Any]:
     `kind` says which of the two, `side` how many pixels along a side, `start` the first pixel of cell number `cell`
     (below 0 in the padding). After the first block attention has no limit but the image, or its windows.
     """
-    if isinstance(config, ViTConfig | ResNetConfig) and getattr(config, "stem", "") != "custom":
+    if isinstance(config, ResNetConfig) or (isinstance(config, ViTConfig) and config.stem != "custom"):
         last = receptive_fields(config)[-1]
         kind = "cell" if isinstance(config, ResNetConfig) else "token"
         return {"kind": kind, "side": last.size, "start": last.start + cell * last.stride}

@@ -2,6 +2,7 @@
 
 import html
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ class Chart:
     """Lines of points (x, y, spread) over a common axis, the spread drawn as far up as down."""
 
     title: str
-    series: dict[str, list[tuple[float, float, float]]]
+    series: Mapping[str, Sequence[tuple[float, float, float]]]
     x_label: str
     y_label: str
     log_x: bool = False
