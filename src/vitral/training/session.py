@@ -26,6 +26,7 @@ from vitral.models.backbone import Backbone
 from vitral.models.init import init_weights
 from vitral.models.lora import merge_lora
 from vitral.models.seq2seq import TextEncoder
+from vitral.models.vit import VisionTransformer
 from vitral.models.zoo import create_model, model_spec
 from vitral.tasks.base import Found, Task
 from vitral.tasks.open import make_inputs, make_task
