@@ -13,10 +13,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
-from measure import gemm_rate, interleave, ratio, write_json
+from measure import gemm_rate, interleave, multiply_adds, ratio, write_json
 from peers import import_timm, import_transformers
 from vitral import create_model
 
@@ -40,13 +38,6 @@ def rivals(size: str) -> dict[str, Callable[[Tensor], Tensor]]:
     return {"vitral": ours, "timm": from_timm, "transformers": lambda x: hugging_face(x).logits}
 
 
-def multiply_adds(model: Callable[[Tensor], Tensor]) -> int:
-    """Count the multiply-adds that one image really costs."""
-    with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        model(torch.randn(1, 3, 224, 224))
-    return counter.get_total_flops() // 2
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=20, help="time for each row")
@@ -59,7 +50,7 @@ def main() -> None:
     print("   model batch    vitral      timm   transf.   ratio to the faster   of GEMM rate")
     for size in options.sizes:
         models = rivals(size)
-        macs = multiply_adds(models["vitral"])
+        macs = multiply_adds(models["vitral"], (3, 224, 224))
         for batch in options.batches:
             x = torch.randn(batch, 3, 224, 224)
             with torch.inference_mode():

@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[1]
 
 def test_public_names():
     names = (
-        "Predictor VitralError __version__ compare create_model evaluate explain list_models load_model pretrain probe "
-        "save_model train"
+        "Index Predictor VitralError __version__ compare create_model evaluate explain export list_models load_model "
+        "pretrain probe save_model train"
     )
     assert sorted(vitral.__all__) == names.split()
     for name in vitral.__all__:

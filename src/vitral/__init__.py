@@ -16,6 +16,7 @@ _PUBLIC = {
     "create_model": "vitral.models.zoo",
     "evaluate": "vitral.api",
     "explain": "vitral.explanation.explain",
+    "export": "vitral.api",
     "list_models": "vitral.models.zoo",
     "load_model": "vitral.weights.load",
     "pretrain": "vitral.api",
@@ -34,6 +35,7 @@ __all__ = [
     "create_model",
     "evaluate",
     "explain",
+    "export",
     "list_models",
     "load_model",
     "pretrain",
@@ -43,7 +45,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from vitral.api import compare, evaluate, pretrain, probe, train
+    from vitral.api import compare, evaluate, export, pretrain, probe, train
     from vitral.errors import VitralError
     from vitral.explanation.explain import explain
     from vitral.inference.predictor import Predictor

@@ -7,11 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from vitral.comparison.compare import Comparison, compare_models
-from vitral.config import CompareConfig, PretrainConfig, ProbeKind, Probing, Running, TrainConfig, Writing
+from vitral.config import (
+    CompareConfig,
+    ExportFormat,
+    PretrainConfig,
+    ProbeKind,
+    Probing,
+    QuantizeOptions,
+    Running,
+    TrainConfig,
+    Writing,
+)
 from vitral.data.sources.base import Data
 from vitral.data.sources.open import open_data, open_images
+from vitral.errors import ConfigError
 from vitral.inference.evaluate import evaluate_run, probe_source
+from vitral.inference.export import Exported, describe, format_of, refuse_text, write_export
 from vitral.inference.health import QUERIES, Health
+from vitral.inference.predictor import Predictor
+from vitral.inference.quantize import quantize
 from vitral.models.backbone import Backbone
 from vitral.recipes import list_recipes, read_preset, read_recipe
 from vitral.reporting.html import write_report
@@ -21,7 +35,7 @@ from vitral.tasks.open import infer_task
 from vitral.training.finetune import require_weights
 from vitral.training.pretrain import pretrain_model
 from vitral.training.session import Run, train_model
-from vitral.weights.rundir import is_run, read_run_config
+from vitral.weights.rundir import AnyModel, is_run, read_run_config
 
 
 def resolve_config(
@@ -161,17 +175,53 @@ def compare_and_report(
 
 
 def evaluate(
-    source: str | Path, data: str | Path | Data, *, split: str | None = None, writing: Writing | None = None,
+    source: str | Path | Predictor,
+    data: str | Path | Data,
+    *,
+    split: str | None = None,
+    writing: Writing | None = None,
     running: Running | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Metrics of a trained model on a split of labelled data: the test part, or else validation, or everything.
 
-    `writing` is how a model that writes text does it: greedily if it is not given. `running` is how the model is run,
-    token merging among other things.
+    `source` is a run, a published file of weights, an exported file, or a `Predictor` that was made of one. `writing`
+    is how a model that writes text does it: greedily if it is not given. `running` is how the model is run: engine,
+    token merging and the like.
     """
-    task = read_run_config(Path(source)).document["task"] if is_run(Path(source)) else None
-    opened = data if isinstance(data, Data) else open_data(data, task=task)
-    return evaluate_run(source, opened, split, writing, running or Running())
+    if not isinstance(source, Predictor):
+        source = Predictor(source, writing=writing, **(running or Running()).to_dict())
+    opened = data if isinstance(data, Data) else open_data(data, task=source.task.name)
+    return evaluate_run(source, opened, split)
+
+
+def export(
+    source: str | Path | AnyModel | Predictor,
+    path: str | Path,
+    format: ExportFormat | None = None,
+    *,
+    int8: bool = False,
+    data: str | Path | Data | None = None,
+    **options: Any,
+) -> Exported:
+    """Write a model of images as one file that runs without vitral, and try it out: "onnx", "openvino" or "pt2".
+
+    `vitral.export("runs/digits", "digits.onnx")`; `vitral.Predictor("digits.onnx")` then answers as the run does. The
+    end of the path tells the format if it is not given. `int8` makes it smaller and, where the processor has the
+    instructions, faster: `data` are then labelled data to calibrate and judge by, and `options` fields of
+    `vitral.config.QuantizeOptions`.
+    """
+    path = Path(path)
+    format = format_of(path, format)
+    predictor = source if isinstance(source, Predictor) else Predictor(source)
+    name = Path(source).name if isinstance(source, str | Path) else type(predictor.model).__name__
+    refuse_text(predictor.model)
+    if int8 != (data is not None):
+        raise ConfigError("int8 needs data to calibrate and judge by, and data are for int8: give both or neither.")
+    if data is not None:
+        opened = data if isinstance(data, Data) else open_data(data, task=predictor.task.name)
+        return quantize(predictor, opened, name, path, format, QuantizeOptions.from_dict(options))
+    document = describe(predictor.model, predictor.task, predictor.preprocess, name)
+    return write_export(predictor.model, predictor.preprocess, document, path, format)
 
 
 def probe(

@@ -38,6 +38,9 @@ MethodName = Literal["dino", "mae"]
 Preset = Literal["linear", "lora", "full"]
 ProbeKind = Literal["knn", "linear"]
 ProbeFeatures = Literal["pooled", "cls", "mean", "cls_mean"]
+EngineName = Literal["eager", "compile", "onnxruntime", "openvino"]
+EngineChoice = Literal["auto", "eager", "compile", "onnxruntime", "openvino"]
+ExportFormat = Literal["onnx", "openvino", "pt2"]
 
 HUB = "hf-hub:"
 """Before the name of a model or data set of the Hugging Face hub."""
@@ -106,10 +109,12 @@ class Options:
             groups = _options_classes(kind)
             if groups and type(value) not in groups and not (value is None and type(None) in get_args(kind)):
                 raise ConfigError(f"{name} must be a {' or '.join(g.__name__ for g in groups)}(...), got {value!r}.")
-            if get_origin(kind) is Literal and value not in get_args(kind):
+            words = _words(kind)
+            if words and value not in words:
                 ours = _TIMM_WORDS.get(str(value))
                 hint = f"; timm's {value!r} is {ours!r} here" if ours else ""
-                raise ConfigError(f"{name} must be one of {', '.join(get_args(kind))}, got {value!r}{hint}.")
+                told = ", ".join(word for word in words if word is not None)
+                raise ConfigError(f"{name} must be one of {told}, got {value!r}{hint}.")
 
     def _check_numbers(self, names: Sequence[str], low: float, high: float = math.inf, whole: bool = False) -> None:
         """Raise unless each named field is a number from `low` to `high`, `high` itself excluded."""
@@ -126,6 +131,15 @@ class Options:
     def _set_pair(self, name: str) -> None:
         """Replace a size given as one number by `(height, width)`."""
         object.__setattr__(self, name, pair(getattr(self, name), name))
+
+
+def _words(kind: Any) -> tuple[str | None, ...]:
+    """The values that a field of type `Literal[...]`, or that `| None`, may have; none where it is something else."""
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    parts = get_args(kind)
+    literal = next((part for part in parts if get_origin(part) is Literal), None)
+    return (*get_args(literal), None) if literal and set(parts) == {literal, type(None)} else ()
 
 
 def _options_classes(kind: Any) -> list[type[Options]]:
@@ -878,8 +892,12 @@ class Running(Options):
     merge: float = 0.0
     """Token merging, for speed: patches that each block merges into others, or below 1 the share of all that is gone at
     the end; 0 is exact."""
+    engine: EngineChoice | None = None
+    """What computes: torch (eager), torch compiled, another engine, or the fastest here (auto). By default torch, or
+    what an exported file was made for."""
 
     def __post_init__(self) -> None:
+        self._check_choices()
         self._check_numbers(["batch_size"], 1, whole=True)
         self._check_numbers(["workers"], 0, whole=True)
         self._check_numbers(["merge"], 0)
@@ -934,8 +952,7 @@ class Indexing(Options):
     """What a kill can lose at most: so often, what was computed is written down."""
 
     def __post_init__(self) -> None:
-        if self.nearest is not None:
-            self._check_choices()
+        self._check_choices()
         self._check_numbers(["save_seconds"], 0)
 
 
@@ -1248,6 +1265,20 @@ class PretrainConfig(LoopConfig):
         self._check_numbers(["head_warmup_epochs"], 0)
         if self.weight_decay_end is not None:
             self._check_numbers(["weight_decay_end"], 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeOptions(Options):
+    """How a model is exported in int8."""
+
+    max_drop: float = 0.5
+    """The most that may be lost of the task's metric on validation images, in points (hundredths)."""
+    calibration_images: int = 300
+    """Training images from which the ranges of activations are found."""
+
+    def __post_init__(self) -> None:
+        self._check_numbers(["max_drop"], 0)
+        self._check_numbers(["calibration_images"], 1, whole=True)
 
 
 @dataclass(frozen=True, kw_only=True)

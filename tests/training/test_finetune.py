@@ -120,7 +120,7 @@ def test_layers_and_backbones_of_every_model(make, prefix, learns):
 
 
 def test_more_layers_than_there_are():
-    with pytest.raises(ConfigError, match=r"--freeze-layers must be at most the number of blocks or stages, 12, got 13\."):
+    with pytest.raises(ConfigError, match=r"at most the number of blocks or stages, 12, got 13\."):
         freeze_layers(vit(), DEPTH + 1)
 
 

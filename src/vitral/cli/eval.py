@@ -1,7 +1,6 @@
 """`vitral eval`: how a trained model does on labelled data, or what its frozen features are worth there."""
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
@@ -25,7 +24,7 @@ class Options:
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
-    """Run directory. With --probe also a file of weights, hf-hub:owner/name, a name from vitral models, or pixels."""
+    """Run directory, file of weights, or exported file. With --probe also a name from vitral models, or pixels."""
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
     """What vitral train takes: a name, a folder with a folder for each class, a CSV or Parquet file."""
     split: Annotated[str | None, tyro.conf.arg(metavar="PART", help_behavior_hint="(default: test, or else val)")] = (
@@ -59,13 +58,13 @@ def run(options: Options) -> None:
         raise ConfigError("--features, --k, --few-shot and the like are for probes; give --probe knn or linear too.")
     from vitral.api import evaluate
     from vitral.data.sources.open import open_data
-    from vitral.weights.rundir import is_run, read_run_config
+    from vitral.inference.predictor import Predictor
 
-    source = Path(options.source)
-    task = read_run_config(source).document["task"] if is_run(source) else None
-    data = open_data(options.data, options.image_column, options.label_column, task, options.text_column)
     writing = options.writing if options.writing != Writing() else None
-    metrics = evaluate(options.source, data, split=options.split, writing=writing, running=options.running)
+    predictor = Predictor(options.source, writing=writing, **options.running.to_dict())
+    task = predictor.task.name
+    data = open_data(options.data, options.image_column, options.label_column, task, options.text_column)
+    metrics = evaluate(predictor, data, split=options.split)
     if options.json:
         print_json(metrics)
         return

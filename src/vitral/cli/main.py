@@ -25,11 +25,13 @@ VERBS = {
     "eval": ("vitral.cli.eval", "how a trained model does on labelled data"),
     "predict": ("vitral.cli.predict", "labels for images"),
     "explain": ("vitral.cli.explain", "what a model looks at, as pictures or a page to play with"),
+    "export": ("vitral.cli.export", "write a model as an ONNX, OpenVINO or .pt2 file that runs without vitral"),
     "index": ("vitral.cli.index", "make a folder of images searchable, or list near copies in it"),
     "search": ("vitral.cli.search", "what in an index is like an image or a text"),
     "check": ("vitral.cli.check", "look at a data set before training on it"),
     "inspect": ("vitral.cli.inspect", "what a file of weights is, and whether it can be loaded"),
     "convert": ("vitral.cli.convert", "write weights in the layout of vitral, timm, Hugging Face or Google"),
+    "bench": ("vitral.cli.bench", "how fast a model is here, by engine, beside other libraries if asked"),
     "models": ("vitral.cli.models", "list the named models with their size and cost"),
     "cost": ("vitral.cli.cost", "what a model costs: tokens, parameters, multiply-adds, memory"),
 }
@@ -39,6 +41,7 @@ examples:
   vitral train digits
   vitral predict runs/digits image.png
   vitral explain runs/digits image.png --out image.html
+  vitral export runs/digits --out digits.onnx
   vitral inspect model.safetensors
   vitral models "vit_*_patch16_*"
   vitral cost vit_base_patch16_224 --img-size 384"""

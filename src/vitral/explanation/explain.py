@@ -1,7 +1,6 @@
 """`explain`: one call from a model and an image to maps that can be looked at, saved and scored."""
 
 from collections.abc import Callable, Mapping
-from copy import copy
 from dataclasses import dataclass, field
 from operator import index
 from pathlib import Path
@@ -410,8 +409,7 @@ def _cell(model: Backbone, size: tuple[int, int], maps: Tensor) -> tuple[int, in
 def _with_merging(predictor: Predictor, merge: float | None) -> Predictor:
     """The same with tokens merged: as asked for, or as it is already, or half of them."""
     if merge is not None or not isinstance(predictor.model, MergingViT):
-        predictor = copy(predictor)
-        predictor.model = merged(predictor.model, MERGE if merge is None else merge)
+        predictor = predictor.with_model(merged(predictor.model, MERGE if merge is None else merge))
     return predictor
 
 

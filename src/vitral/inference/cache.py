@@ -26,7 +26,7 @@ def digest(tensors: Iterable[Tensor]) -> str:
 
 def digest_config(model: nn.Module) -> str:
     """A number of what a model is, whatever its weights."""
-    about = [type(model).__name__, model.config.to_dict(), list(model.state_dict())]  # type: ignore[operator, union-attr]
+    about = [type(model).__name__, model.extra_repr(), model.config.to_dict(), list(model.state_dict())]  # type: ignore[operator, union-attr]
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
 

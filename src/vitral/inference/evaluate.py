@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, get_args
 
-from vitral.config import ProbeKind, Probing, Running, TrainConfig, Writing
+from vitral.config import ProbeKind, Probing, TrainConfig
 from vitral.data.sources.base import Data
 from vitral.errors import DataError, InputError
 from vitral.inference.features import PIXELS, extract, open_extractor, progress
@@ -16,11 +16,8 @@ from vitral.models.backbone import Backbone
 from vitral.training.session import find
 
 
-def evaluate_run(
-    source: str | Path, data: Data, split: str | None, writing: Writing | None, running: Running
-) -> dict[str, Any]:
-    """Metrics of a run on a split of the data: the test part, or else validation, or else everything."""
-    predictor = Predictor(source, writing=writing, **running.to_dict())
+def evaluate_run(predictor: Predictor, data: Data, split: str | None = None) -> dict[str, Any]:
+    """Metrics of a model on a split of the data: the test part, or else validation, or else everything."""
     predictor.require_classes()
     split = split or next((part for part in ("test", "val") if part in data.splits), "train")
     if split not in data.splits:
@@ -30,7 +27,7 @@ def evaluate_run(
     left_out = max(len(asked.splits[split]) - len(data.splits.get(split, [])), 0)  # running text is cut into more
     if split not in data.splits:
         raise DataError(f"all {left_out:,} {data.what} of the {split} part are too long for this model.")
-    model, task, inputs = predictor.model, predictor.task, predictor.inputs
+    model, task, inputs = predictor.network, predictor.task, predictor.inputs
     found = find(model, task, data, data.splits[split], inputs, predictor.batch_size, predictor.workers)
     metrics = predictor.task.metrics(found)
     summary = predictor.task.summary(metrics) + f"; {left_out:,} too long and left out" * bool(left_out)

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
+from copy import copy
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -10,14 +11,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from vitral.config import DetectOptions, Preprocess, Running, SegmentOptions, Writing, pair
+from vitral.config import DetectOptions, EngineChoice, EngineName, Preprocess, Running, SegmentOptions, Writing, pair
 from vitral.data.ahead import ahead
 from vitral.data.images import ImageMode
 from vitral.data.inputs import ImageInputs, ImageLike
 from vitral.data.sources.folder import list_images
 from vitral.data.targets import View
 from vitral.data.transforms import eval_view
-from vitral.errors import ImageError, InputError, VitralError
+from vitral.errors import CheckpointError, ConfigError, ImageError, InputError, VitralError
+from vitral.inference.choose import make_engine
+from vitral.inference.engines import Document, Engine, FileEngine, is_exported, open_exported
+from vitral.inference.export import EMBED, refuse_text
 from vitral.inference.memory import keep_freed_memory
 from vitral.models.backbone import Backbone, backbone_of
 from vitral.models.detector import Detector
@@ -39,25 +43,33 @@ class Predictor:
     """A trained model with its preprocessing and task: `Predictor("runs/digits").predict("image.png")`.
 
     `slide` lets a segmenter look at large images window by window, at their own resolution, instead of at a small copy
-    of the whole. `writing` is how a model that writes text does it: greedily if it is not given. `workers` threads read
-    images while the model computes. `merge` makes a ViT quicker by token merging (`vitral.models.merge`).
+    of the whole. `writing` is how a model that writes text does it: greedily if it is not given. A source may also be
+    an exported file. `engine` is what computes, a `vitral.config.EngineChoice`: by default torch, or for an exported
+    file what it was made for; `auto` measures which is the fastest here, once. `workers` threads read images while it
+    computes. `merge` makes a ViT quicker by token merging (`vitral.models.merge`).
     """
 
     def __init__(
         self, source: str | Path | AnyModel, *, batch_size: int = Running.batch_size, device: str = "cpu",
-        slide: bool = False, writing: Writing | None = None, workers: int = Running.workers,
-        merge: float = Running.merge,
+        slide: bool = False, writing: Writing | None = None, engine: EngineChoice | None = Running.engine,
+        workers: int = Running.workers, merge: float = Running.merge,
     ) -> None:  # fmt: skip
         self.source = "" if isinstance(source, nn.Module) else str(source)
-        self.model: AnyModel = source.eval() if isinstance(source, nn.Module) else load_model(source)
-        if not isinstance(source, nn.Module) and is_run(Path(source)):
-            document = read_run_config(Path(source)).document
-            learned = document.get("task") == PRETRAIN  # without labels: there is no task yet
-            self.task = _task_of(self.model) if learned else load_task(document)
-            self.inputs = load_inputs(document)
+        self.network: Any  # what a batch goes through: the model, or an engine in its place
+        if not isinstance(source, nn.Module) and is_exported(source):
+            self.network = opened = open_exported(Path(source), engine)
+            self._model = None
+            self.task, self.inputs = task_of_export(opened.document, Path(source)), load_inputs(opened.document)
         else:
-            self.task, self.inputs = _task_of(self.model), ImageInputs(_preprocess_of(self.model))
-        if slide and not isinstance(self.model, Segmenter):
+            self.network = self._model = source.eval() if isinstance(source, nn.Module) else load_model(source)
+            if not isinstance(source, nn.Module) and is_run(Path(source)):
+                document = read_run_config(Path(source)).document
+                learned = document.get("task") == PRETRAIN  # without labels: there is no task yet
+                self.task = _task_of(self.model) if learned else load_task(document)
+                self.inputs = load_inputs(document)
+            else:
+                self.task, self.inputs = _task_of(self.model), ImageInputs(_preprocess_of(self.model))
+        if slide and not isinstance(self.task, Segment):
             raise InputError("slide is for segmentation: other tasks see an image as a whole.")
         if writing is not None:
             if not isinstance(self.task, Writes):
@@ -66,12 +78,32 @@ class Predictor:
                 )
             self.task.writing = writing
         if merge:
-            self.model = merged(self.model, merge)
-        self.model.to(device)
+            self.network = self._model = merged(self.model, merge)
+        if self._model is not None:
+            self._model.to(device)
+            if engine not in (None, "eager"):
+                refuse_text(self._model)
+                self.network = make_engine(str(engine), self._model, self.preprocess, batch_size)
+        if device != "cpu" and isinstance(self.network, Engine):
+            raise ConfigError(f"engines run on the CPU, got device {device!r}; leave one of the two out.")
         keep_freed_memory()
         self.device, self.batch_size, self.slide = torch.device(device), batch_size, slide
         self.workers = workers if self.inputs.what == "image" else 0
         self.labels = self.task.labels
+
+    @property
+    def model(self) -> AnyModel:
+        """The model itself; an exported file has none to look into."""
+        if self._model is None:
+            raise InputError(
+                "an exported file gives answers alone; for this, give the run or the weights it came from."
+            )
+        return self._model
+
+    @property
+    def engine(self) -> EngineName:
+        """What computes the answers."""
+        return self.network.name if isinstance(self.network, Engine) else "eager"
 
     @property
     def images(self) -> ImageInputs:
@@ -110,7 +142,12 @@ class Predictor:
     @torch.inference_mode()
     def outputs(self, x: Tensor) -> Any:
         """What the task makes the model give for a batch that is ready for it, images or tokens."""
-        return map_tensors(Tensor.cpu, self.task.run(self.model, x.to(self.device)))
+        return map_tensors(Tensor.cpu, self.task.run(self.network, x.to(self.device)))
+
+    def logits(self, x: Tensor) -> Any:
+        """The model's own outputs for pixels (B, C, H, W), already normalised, in any engine."""
+        refuse_text(self.network)
+        return self.outputs(x)
 
     def predict(self, inputs: ImageLike | Sequence[ImageLike], top_k: int = 5) -> list[Any]:
         """Answers for one image, several, or a folder, or for texts; one that cannot be read raises."""
@@ -122,7 +159,7 @@ class Predictor:
 
     def require_classes(self) -> None:
         """Raise for a backbone without a head, which has features alone."""
-        if isinstance(self.model, Backbone) and not self.model.config.num_classes:
+        if isinstance(self.task, Classify) and not self.labels:
             raise InputError(
                 "this model has no classes to answer with: train a head (vitral train DATA --model), or probe its "
                 "features (vitral eval RUN DATA --probe knn)."
@@ -149,7 +186,7 @@ class Predictor:
             return self.outputs(self.inputs.normal(self.inputs.stack(read)))
         window, K = pair(self.preprocess.img_size), len(self.labels)
         normal = (self.inputs.normal(x[None])[0].to(self.device) for x in read)
-        return [slide(self.model, x, window, K).cpu() for x in normal]
+        return [slide(self.network, x, window, K).cpu() for x in normal]
 
     def embed(self, inputs: ImageLike | Sequence[ImageLike]) -> Tensor:
         """(N, D): what the head receives, one row an image or text."""
@@ -162,7 +199,8 @@ class Predictor:
 
     def embed_each(self, inputs: Iterable[ImageLike]) -> Iterator[tuple[Tensor | None, str]]:
         """What the head receives (D) for any number of inputs, in order; one that cannot be read has an error."""
-        look = self.embedder.embed
+        exported = isinstance(self.network, FileEngine) and self.network.outputs == ["embedding"]
+        look = self.outputs if exported else self.embedder.embed
         with closing(self._batches(inputs)) as batches:
             for _, read, errors in batches:
                 with torch.inference_mode():
@@ -176,6 +214,12 @@ class Predictor:
         if self.task.pool == "tokens":
             raise InputError("this model has a vector for each token, not one for a text; embed with another.")
         return self.model if isinstance(self.model, TextEncoder) else self.backbone
+
+    def with_model(self, model: AnyModel) -> "Predictor":
+        """The same task and inputs with another model, run by torch."""
+        other = copy(self)
+        other.network = other._model = model
+        return other
 
     def prepare(self, image: ImageLike) -> Tensor:
         """One image as uint8 (C, h, w), or one text as tokens (T,), at the size the model is fed."""
@@ -241,6 +285,14 @@ def _task_of(model: AnyModel) -> Task:
     if isinstance(model, Seq2Seq | TextDecoder | TextEncoder):
         raise InputError("a model that reads or writes text needs its tokenizers; give the run directory.")
     return Classify(model.labels or [str(i) for i in range(model.config.num_classes)])
+
+
+def task_of_export(document: Document, path: Path) -> Task:
+    """The task of an exported file, from what it says about itself."""
+    try:
+        return Classify([]) if document["task"] == EMBED else load_task(document)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: what it says about its task is broken ({error}); export it again.") from error
 
 
 def expand(images: ImageLike | Sequence[ImageLike]) -> Iterator[ImageLike]:

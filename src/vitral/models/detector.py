@@ -248,7 +248,7 @@ class Detector(nn.Module):
 
     def decode(self, m: Tensor, p_m: Tensor, visible: Tensor | None, extra: Extra | None = None) -> list[Answer]:
         """Logits (B, Q + G, ...) and boxes (B, Q + G, 4) of every decoder block."""
-        z, u, mask = self.queries.start(len(m), extra)
+        z, u, mask = self.queries.start(m.shape[0], extra)
         answers = []
         for block in self.decoder:
             z = block(z, m, mask, key_mask(visible), self.queries.positions(u), p_m)

@@ -46,6 +46,10 @@ class MergingViT(VisionTransformer):
         super().__init__(config)
         self.amount = Running(merge=amount).merge
 
+    def extra_repr(self) -> str:
+        """What its config does not tell."""
+        return f"merge={self.amount:g}"
+
     def schedule(self, patches: int) -> list[int]:
         """How many tokens each block merges away of images with so many patches."""
         return merge_schedule(self.amount, patches, self.config.depth)

@@ -163,7 +163,9 @@ class DecoderBlock(nn.Module):
 
         def look_at_memory(x: Tensor) -> Tensor:
             queries = add_positions(x, positions)
-            queries = queries.reshape(len(memory), -1, queries.shape[2])  # the beams of an input: so many queries more
+            queries = queries.reshape(
+                memory.shape[0], -1, queries.shape[2]
+            )  # the beams of an input: so many queries more
             seen = self.cross_attn(queries, placed_memory, memory, memory_mask, cache and cache.memory)
             return seen.reshape(x.shape)
 

@@ -251,7 +251,7 @@ def find(
     if not len(indices):
         some = find(model, task, data, next(iter(data.splits.values()))[:1], inputs, 1)
         return {name: tensor[:0] for name, tensor in some.items()}
-    device = next(model.parameters()).device
+    device = next((p.device for p in getattr(model, "parameters", list)()), torch.device("cpu"))  # an engine has none
     parts: dict[str, list[Tensor]] = {}
     for batch in eval_batches(data, indices, inputs, batch_size, False, workers, task.targets(data)):
         targets = batch.targets.to(device)

@@ -1,0 +1,121 @@
+"""Inference on the CPU: vitral's engines beside timm and transformers, with the same weights, in the same run.
+
+    python benchmarks/inference.py [--models vit_base_patch16_224 ...] [--batches 1 8] [--rounds 15] [--int8]
+
+Rivals: transformers (SDPA), timm eager, timm compiled with freezing, timm in OpenVINO, and with --int8 the int8 models
+of NNCF. Prints the ratio of each to timm eager, and of vitral's best to the best rival, by rounds that are interleaved;
+writes benchmarks/results/inference.json. int8 is calibrated with noise here: for the speed alone, not for accuracy.
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from measure import gemm_rate, interleave, multiply_adds, write_json
+from vitral import create_model
+from vitral.inference.choose import make_engine
+from vitral.inference.engines import compile_openvino
+from vitral.inference.export import convert_openvino, quiet
+from vitral.inference.graph import Graph, graph_of
+from vitral.inference.peers import peer_of
+from vitral.inference.quantize import int8_openvino
+
+BASE = "timm eager"
+
+
+def openvino_call(graph: Graph, int8: bool) -> Callable[[Tensor], Any]:
+    """A graph in OpenVINO, in fp32 or int8."""
+    with quiet():
+        model = convert_openvino(graph)
+        model = int8_openvino(model, graph.example(20).numpy(), []) if int8 else model
+    compiled = compile_openvino(model)
+    return lambda x: compiled([x.numpy()], share_inputs=True)
+
+
+def rivals(model: Any, engines: list[str], int8: bool) -> dict[str, Callable[[Tensor], Any]]:
+    """Everything that is measured, by name; ours begin with "vitral"."""
+    timm: Any = peer_of("timm", model)
+    p = model.preprocess
+    ours, theirs = graph_of(model, p), graph_of_peer(timm, model)
+    found: dict[str, Callable[[Tensor], Any]] = {BASE: timm, "transformers": peer_of("transformers", model)}
+    if "compile" in engines:
+        found["timm compile"] = torch.compile(timm, options={"freezing": True})
+    if "openvino" in engines:
+        found["timm openvino"] = openvino_call(theirs, int8=False)
+    for name in engines:
+        found[f"vitral {name}"] = make_engine(name, model, p, 1)
+    if int8:
+        found |= {"timm int8": openvino_call(theirs, int8=True), "vitral int8": openvino_call(ours, int8=True)}
+    return found
+
+
+def graph_of_peer(peer: Any, model: Any) -> Graph:
+    """timm's model as a graph; it takes the images that ours takes."""
+    return Graph(peer, ("logits",), graph_of(model, model.preprocess).shape)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["vit_base_patch16_224", "vit_small_patch16_224"])
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--engines", nargs="+", default=["eager", "compile", "onnxruntime", "openvino"])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=20, help="time for each row, at least")
+    parser.add_argument("--int8", action="store_true")
+    options = parser.parse_args()
+
+    rows = []
+    print(f"{torch.get_num_threads()} threads, torch {torch.__version__}; ratios to {BASE}, medians of paired rounds")
+    for name in options.models:
+        model = create_model(name, seed=0).eval()
+        shape = graph_of(model, model.preprocess).shape
+        macs = multiply_adds(peer_of("timm", model), shape)  # nominal: of the full model
+        runs = rivals(model, options.engines, options.int8)
+        for batch in options.batches:
+            x = torch.randn(batch, *shape)
+            with torch.inference_mode():
+                rate = gemm_rate()
+                times = interleave({n: partial(run, x) for n, run in runs.items()}, options.seconds, 2, options.rounds)
+            row = summary(times, batch, macs, rate)
+            rows.append({"model": name, "batch": batch, **row})
+            print(f"\n{name}, batch {batch}, {row['rounds']} rounds")
+            for rival, ratio in sorted(row["ratios"].items(), key=lambda item: -item[1]):
+                print(f"  {rival:20} {ratio:6.2f}   {batch / row['medians'][rival]:8.2f} images/s")
+            for kind, (ours, best, ahead) in row["ahead"].items():
+                print(f"  {kind}: {ours} is {ahead:.3f} times as fast as {best}")
+            print(f"  {row['share_of_gemm_rate']:.0%} of the GEMM rate, best fp32")
+    print(f"wrote {write_json('inference', {'rows': rows})}")
+
+
+def summary(times: dict[str, list[float]], batch: int, macs: int, rate: float) -> dict[str, Any]:
+    """Medians, ratios by round to timm eager, and our best beside the best rival, in fp32 and in int8."""
+    medians = {name: statistics.median(t) for name, t in times.items()}
+    ahead = {}
+    for kind in ("fp32", "int8"):
+        names = [name for name in times if ("int8" in name) == (kind == "int8")]
+        ours, theirs = ([n for n in names if n.startswith("vitral") == own] for own in (True, False))
+        if ours and theirs:
+            best, rival = (min(group, key=medians.__getitem__) for group in (ours, theirs))
+            ahead[kind] = (best, rival, paired(times, rival, best))
+    exact = min(t for name, t in medians.items() if name.startswith("vitral") and "int8" not in name)
+    return {
+        "rounds": len(next(iter(times.values()))),
+        "medians": medians,
+        "ratios": {name: paired(times, BASE, name) for name in times},
+        "ahead": ahead,
+        "share_of_gemm_rate": batch * macs / exact / rate,
+    }
+
+
+def paired(times: dict[str, list[float]], slow: str, fast: str) -> float:
+    """How many times as fast `fast` is, the median over the rounds."""
+    return statistics.median(s / f for s, f in zip(times[slow], times[fast], strict=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""`vitral bench`: how fast a model is here, by engine and batch size, beside other libraries if asked."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from vitral.cli.output import human, print_json, print_table
+from vitral.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Options:
+    """Measure a model in every engine that is installed, in turn, in one process.
+
+    Examples: vitral bench runs/digits; vitral bench vit_small_patch16_224 --compare timm,transformers;
+    vitral bench model.onnx --batch-sizes 1,8,32 --json
+
+    Figures of one run can be compared with each other; those of two runs only as far as the machine was the same.
+    """
+
+    source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]
+    """Run directory, file of weights, exported file, or a name from vitral models (fresh weights are as fast)."""
+    engines: Annotated[str, tyro.conf.arg(metavar="A,B", help_behavior_hint="(default: all that are installed)")] = ""
+    """Engines: eager, compile, onnxruntime, openvino. The first is what ratios refer to."""
+    batch_sizes: Annotated[str, tyro.conf.arg(metavar="N,M")] = "1,8"
+    """Images at once."""
+    compare: Annotated[str, tyro.conf.arg(metavar="A,B", help_behavior_hint="")] = ""
+    """Also the same weights in other libraries: timm, transformers."""
+    seconds: Annotated[float, tyro.conf.arg(metavar="S")] = 5.0
+    """Time for each batch size, at least."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+def run(options: Options) -> None:
+    """Measure and print."""
+    from vitral.inference.bench import bench
+    from vitral.inference.predictor import Predictor
+    from vitral.models.zoo import MODELS, create_model
+
+    try:
+        batches = [int(word) for word in words(options.batch_sizes)]
+    except ValueError:
+        raise ConfigError(f"--batch-sizes takes whole numbers, got {options.batch_sizes!r}.") from None
+    source = create_model(options.source, seed=0) if options.source in MODELS else options.source
+    found = bench(Predictor(source), words(options.engines), batches, words(options.compare), options.seconds)
+    if options.json:
+        print_json({"source": options.source, **found})
+        return
+    side, about = "x".join(map(str, found["image"])), found["machine"]
+    cost = f", {found['macs'] / 1e9:.3g} G multiply-adds" if found["macs"] else ""
+    print_table(
+        f"{options.source}: images of {side}{cost}; {about['threads']} threads, {about['processor']}",
+        ["engine", "batch", "median ms", "p95 ms", "images/s", "ratio", "peak memory", "of GEMM rate"],
+        [
+            [
+                row["engine"],
+                str(row["batch_size"]),
+                f"{row['median_ms']:.3g}",
+                f"{row['p95_ms']:.3g}",
+                f"{row['images_per_second']:.4g}",
+                f"{row['ratio']:.2f}",
+                "" if row["peak_memory"] is None else human(row["peak_memory"], "B"),
+                "" if row["share_of_gemm_rate"] is None else f"{100 * row['share_of_gemm_rate']:.0f} %",
+            ]
+            for row in found["rows"]
+        ],
+        note="ratio: to the first of each batch size; peak memory: how far the process grew in its first call",
+    )
+
+
+def words(text: str) -> list[str]:
+    """What stands between commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]

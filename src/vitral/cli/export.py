@@ -1,0 +1,70 @@
+"""`vitral export`: a model as one file that runs without vitral."""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from vitral.cli.output import human, print_json
+from vitral.config import ExportFormat, QuantizeOptions
+from vitral.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Options:
+    """Export a model of images, and try the file out beside the model.
+
+    Examples: vitral export runs/digits --out digits.onnx; vitral export runs/digits --format openvino;
+    vitral export model.safetensors --format pt2 --out model.pt2;
+    vitral export runs/digits --format openvino --int8 --data digits --max-drop 0.5
+
+    The file takes any number of images of the size that the model is fed. Preprocessing, task and labels are in it, so
+    vitral predict digits.onnx image.png needs no more.
+    """
+
+    source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]
+    """Run directory, file or folder of weights, or hf-hub:owner/name."""
+    format: Annotated[
+        ExportFormat | None,
+        tyro.conf.arg(metavar="{onnx,openvino,pt2}", help_behavior_hint="(default: as --out ends, or onnx)"),
+    ] = None
+    """ONNX, OpenVINO (.xml with .bin), or torch's own (.pt2)."""
+    out: Annotated[str, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: model.* in the run)")] = ""
+    """File to write; a JSON file beside it tells what is in it."""
+    int8: bool = False
+    """Eight bits for weights and activations: smaller, and faster where the processor can."""
+    data: Annotated[str, tyro.conf.arg(metavar="DATA", help_behavior_hint="")] = ""
+    """For --int8: labelled data, of which a few calibrate it and others judge what it costs."""
+    quantize: Annotated[QuantizeOptions, tyro.conf.arg(name="")] = field(default_factory=QuantizeOptions)
+    """How far --int8 may go."""
+    json: bool = False
+    """Print JSON."""
+
+
+def run(options: Options) -> None:
+    """Export, and say how far file and model are apart."""
+    from vitral.api import export
+    from vitral.inference.export import SUFFIXES
+
+    suffix = SUFFIXES.get(options.format or "onnx", "")
+    source = Path(options.source)
+    out = options.out or str(source / f"model{suffix}" if source.is_dir() else Path(source.name).with_suffix(suffix))
+    if not options.int8 and options.quantize != QuantizeOptions():
+        raise ConfigError("--max-drop and --calibration-images are for --int8; give it too, or leave them out.")
+    made = export(
+        options.source, out, options.format, int8=options.int8, data=options.data or None, **options.quantize.to_dict()
+    )
+    if options.json:
+        loss = None if made.loss is None else {**asdict(made.loss), "points": made.loss.points}
+        found = {"path": str(made.path), "format": made.format, "bytes": made.bytes, "differences": made.differences}
+        print_json(found | ({"int8": loss} if loss else {}))
+        return
+    print(f"{made.path}: {made.format}, {human(made.bytes, 'B')}; {made.sidecar.name} tells what is in it")
+    if (loss := made.loss) is not None:
+        print(
+            f"int8, {loss.how}: {loss.metric} {100 * loss.before:.2f} % before, "
+            f"{100 * loss.after:.2f} % after, on {loss.images:,} images of the {loss.part} part"
+        )
+    for batch, difference in made.differences.items():
+        print(f"file and model differ by {difference:.1e} of the largest number for a batch of {batch}")

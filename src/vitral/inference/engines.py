@@ -1,0 +1,327 @@
+"""What computes a model's answers: torch itself, torch compiled, onnxruntime or OpenVINO, behind one call.
+
+`engine.run(x)` takes normalised pixels (B, C, H, W) on the CPU and answers as the model does. The packages that are not
+torch are imported when an engine of theirs is made.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitral.config import EngineName, ExportFormat
+from vitral.errors import CheckpointError, ConfigError, InputError, VitralError
+from vitral.inference.graph import INPUT, Graph, assemble
+from vitral.inference.program import DOCUMENT, refuse_code
+
+Document = dict[str, Any]
+"""What an exported file knows about itself: task, labels, preprocessing (`vitral.inference.export.describe`)."""
+FORMATS: dict[str, ExportFormat] = {".onnx": "onnx", ".xml": "openvino", ".pt2": "pt2"}
+"""Ends of the names of exported files."""
+
+
+class Engine(ABC):
+    """One way to compute a model's answers."""
+
+    name: ClassVar[EngineName]
+
+    def __call__(self, x: Tensor) -> Any:
+        """As the model would be called."""
+        return self.run(x)
+
+    @abstractmethod
+    def run(self, x: Tensor) -> Any:
+        """Pixels (B, C, H, W) -> what the model answers with."""
+
+
+# ---- torch ----
+
+
+class Eager(Engine):
+    """The model itself, operation by operation."""
+
+    name = "eager"
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    @torch.inference_mode()
+    def run(self, x: Tensor) -> Any:
+        """What the model gives."""
+        return self.model(x)
+
+
+class Compiled(Engine):
+    """Made into machine code by torch's own compiler when first called, the weights laid out for it (freezing).
+
+    A batch of another size is compiled once more, for all sizes.
+    """
+
+    name = "compile"
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._compiled = torch.compile(graph, options={"freezing": True})
+
+    @torch.inference_mode()
+    def run(self, x: Tensor) -> Any:
+        """What the model gives."""
+        _check_shape(x, self.graph.shape)
+        return _assemble(self.graph.outputs, self._compiled(x))
+
+
+# ---- exported files ----
+
+
+class FileEngine(Engine):
+    """An exported file: it needs no model, and knows what to do with its answers."""
+
+    document: Document
+
+    @abstractmethod
+    def __init__(self, path: Path) -> None: ...
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of the images it takes."""
+        C, H, W = self.document["input"]["shape"][1:]
+        return C, H, W
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of what it gives."""
+        return self.document["outputs"]
+
+    def run(self, x: Tensor) -> Any:
+        """What the model would give."""
+        _check_shape(x, self.shape)
+        return _assemble(self.outputs, self._tensors(x.contiguous()))
+
+    @abstractmethod
+    def _tensors(self, x: Tensor) -> list[Tensor]:
+        """The outputs, in their order."""
+
+
+class OnnxRuntime(FileEngine):
+    """An ONNX file in onnxruntime."""
+
+    name = "onnxruntime"
+
+    def __init__(self, path: Path) -> None:
+        (onnxruntime,) = require("onnxruntime", "onnxruntime")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 3
+        with _reading(path):
+            self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self.document = read_document(path, self._session.get_modelmeta().custom_metadata_map.get("vitral"))
+
+    def _tensors(self, x: Tensor) -> list[Tensor]:
+        return [torch.from_numpy(y) for y in self._session.run(self.outputs, {INPUT: x.numpy()})]
+
+
+class OpenVINO(FileEngine):
+    """OpenVINO's own file, or an ONNX file, in OpenVINO; always in fp32, or int8 where the file says so."""
+
+    name = "openvino"
+
+    def __init__(self, path: Path) -> None:
+        openvino = import_openvino()
+        core = openvino.Core()
+        with _reading(path):
+            model = core.read_model(path)
+        place = ["framework", "vitral"] if path.suffix == ".onnx" else ["vitral"]
+        text = model.get_rt_info(place).value if model.has_rt_info(place) else None
+        self.document = read_document(path, text)
+        self._compiled = compile_openvino(model)
+        self._lock = threading.Lock()  # one call at a time: they share their memory
+
+    def _tensors(self, x: Tensor) -> list[Tensor]:
+        with self._lock:
+            found = self._compiled({INPUT: x.numpy()}, share_inputs=True)
+            return [torch.from_numpy(np.array(found[name])) for name in self.outputs]
+
+
+def compile_openvino(model: Any) -> Any:
+    """An OpenVINO model, ready to be called."""
+    options = {
+        "INFERENCE_PRECISION_HINT": "f32",  # on some processors it would be bf16
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    return import_openvino().Core().compile_model(model, "CPU", options)
+
+
+class Program(FileEngine):
+    """A `.pt2` file: torch's own form of a graph, run operation by operation."""
+
+    name = "eager"
+
+    def __init__(self, path: Path) -> None:
+        self._run: Callable[[Tensor], Any]
+        self.document, self._run = _load_program(path)
+
+    @torch.inference_mode()
+    def _tensors(self, x: Tensor) -> list[Tensor]:
+        return list(self._run(x))
+
+
+class CompiledProgram(Program):
+    """A `.pt2` file, compiled."""
+
+    name = "compile"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._run = torch.compile(self._run, options={"freezing": True})
+
+
+FILE_ENGINES: dict[str, tuple[type[FileEngine], ...]] = {
+    ".onnx": (OnnxRuntime, OpenVINO),
+    ".xml": (OpenVINO,),
+    ".pt2": (Program, CompiledProgram),
+}
+"""What runs a file of each kind; the first does unless another is asked for."""
+
+
+def is_exported(source: object) -> bool:
+    """Whether a source names an exported file."""
+    return isinstance(source, str | Path) and Path(source).suffix in FORMATS and not Path(source).is_dir()
+
+
+def open_exported(path: Path, engine: str | None = None) -> FileEngine:
+    """An exported file, in the engine that is asked for, or in the one that is made for it."""
+    if not path.is_file():
+        raise CheckpointError(f"{path} is not there.")
+    usual, *_ = kinds = FILE_ENGINES[path.suffix]
+    if engine in (None, "auto"):
+        return usual(path)
+    check_engine(str(engine))
+    for kind in kinds:
+        if kind.name == engine:
+            return kind(path)
+    raise ConfigError(
+        f"{path} cannot be run by the {engine} engine; it takes {' or '.join(kind.name for kind in kinds)}."
+    )
+
+
+def read_document(path: Path, text: str | None) -> Document:
+    """What an exported file says about itself, checked."""
+    if text is None:
+        raise CheckpointError(
+            f"{path} does not say how its images are prepared; only files of vitral export can be used."
+        )
+    try:
+        document = json.loads(text)
+        C, H, W = document["input"]["shape"][1:]
+        outputs, size = document["outputs"], document["preprocess"]["img_size"]
+        right = all(isinstance(n, int) and n > 0 for n in (C, H, W)) and list(size) == [H, W]
+        right = right and all(isinstance(name, str) for name in outputs) and isinstance(document["labels"], list)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        right, document = False, {}
+    if not right:
+        raise CheckpointError(f"{path}: what it says about its images is broken; export it again.")
+    return document
+
+
+def _load_program(path: Path) -> tuple[Document, Any]:
+    refuse_code(path)
+    with _reading(path), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        extra = {DOCUMENT: ""}
+        program = torch.export.load(path, extra_files=extra)
+        return read_document(path, extra[DOCUMENT] or None), program.module()
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn what a package says about a file that it cannot read into a sentence."""
+    try:
+        yield
+    except VitralError:
+        raise
+    except Exception as error:
+        words = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"{path} cannot be read; it is damaged or no such file ({words}).") from error
+
+
+def _check_shape(x: Tensor, shape: tuple[int, int, int]) -> None:
+    if x.ndim != 4 or x.shape[1:] != shape or x.dtype != torch.float32:
+        raise InputError(
+            f"images must be float32 (B, {', '.join(map(str, shape))}), the size that the graph was made for, "
+            f"got {x.dtype} {tuple(x.shape)}."
+        )
+
+
+def _assemble(names: tuple[str, ...] | list[str], tensors: Any) -> Any:
+    return assemble(dict(zip(names, tensors, strict=True)))
+
+
+# ---- packages ----
+
+
+def check_engine(name: str) -> None:
+    """Raise for a word that is no engine."""
+    if name not in get_args(EngineName):
+        raise ConfigError(f"engine must be one of {', '.join(get_args(EngineName))}, got {name!r}.")
+
+
+def require(what: str, *packages: str) -> list[Any]:
+    """The packages, or a sentence that says how to install them."""
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        raise VitralError(f"{what} needs {' and '.join(missing)}: pip install 'vitral[export]'.")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [import_module(package) for package in packages]
+
+
+# A multiplication in whole numbers, as an int8 file has them.
+_INT8 = """
+import numpy, openvino
+from openvino import opset13 as op
+number = lambda value: op.constant(numpy.float32(value))
+x = op.parameter([64, 256], numpy.float32)
+coarse = op.fake_quantize(x, number(0), number(2.55), number(0), number(2.55), 256)
+weight = op.multiply(op.convert(op.constant(numpy.ones((128, 256), numpy.int8)), numpy.float32), number(0.01))
+model = openvino.Model([op.matmul(coarse, weight, False, True)], [x])
+openvino.Core().compile_model(model, "CPU")([numpy.ones((64, 256), numpy.float32)])
+"""
+ISA, SAFE_ISA = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16"
+
+
+def import_openvino(what: str = "the openvino engine") -> Any:
+    """OpenVINO, kept from matrix units that a virtual machine announces and does not have.
+
+    Their use would end the process, so another process tries first; what came of it is remembered for this machine.
+    """
+    (openvino,) = require(what, "openvino")
+    if ISA not in os.environ and sys.platform == "linux" and _announces_matrix_units() and not _child_lives(_INT8):
+        os.environ[ISA] = SAFE_ISA  # read by the library when it computes for the first time
+    return openvino
+
+
+def _announces_matrix_units() -> bool:
+    try:
+        return " amx_tile" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+
+
+def _child_lives(code: str) -> bool:
+    """Whether a process that runs this ends by itself, rather than by a signal."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    return done.returncode >= 0

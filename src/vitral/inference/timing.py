@@ -1,0 +1,103 @@
+"""Honest timing: rivals interleaved in one process, medians, and the machine's own speed.
+
+A single figure says little on a shared machine; a ratio of medians of interleaved runs says something, and its spread
+over the rounds says how much.
+"""
+
+import ctypes
+import math
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+T = TypeVar("T")
+GEMM_SHAPE = (1576, 768, 3072)
+"""Rows, inner side and columns: the first layer of the MLP of a ViT-B/16 for 8 images."""
+GEMM_MACS = math.prod(GEMM_SHAPE)
+
+
+def interleave(
+    rivals: Mapping[str, Callable[[], Any]], seconds: float, warmup: int = 2, rounds: int = 7
+) -> dict[str, list[float]]:
+    """Call the rivals in turn for about `seconds`, at least so many rounds; return each one's times in seconds."""
+    for call in rivals.values():
+        for _ in range(warmup):
+            call()
+    times: dict[str, list[float]] = {name: [] for name in rivals}
+    names, start, done = list(rivals), time.perf_counter(), 0
+    while done < rounds or time.perf_counter() - start < seconds:
+        for name in names:
+            began = time.perf_counter()
+            rivals[name]()
+            times[name].append(time.perf_counter() - began)
+        names = names[1:] + names[:1]  # nobody always runs behind the same other
+        done += 1
+    return times
+
+
+def ratio(times: Mapping[str, list[float]], slow: str, fast: str) -> tuple[float, float]:
+    """How many times as fast `fast` is: ratio of medians, and the standard error of the round-by-round ratio."""
+    rounds = [s / f for s, f in zip(times[slow], times[fast], strict=True)]
+    error = statistics.stdev(rounds) / len(rounds) ** 0.5
+    return statistics.median(times[slow]) / statistics.median(times[fast]), error
+
+
+def gemm_call() -> Callable[[], Tensor]:
+    """A large fp32 matrix product, of `GEMM_MACS` multiply-adds, to be measured among rivals."""
+    rows, inner, columns = GEMM_SHAPE
+    a, b = torch.randn(rows, inner), torch.randn(inner, columns)
+    return lambda: a @ b
+
+
+def gemm_rate(seconds: float = 2.0) -> float:
+    """Multiply-adds per second of a large fp32 matrix product, the best of several: what the machine can do."""
+    return GEMM_MACS / min(interleave({"gemm": gemm_call()}, seconds)["gemm"])
+
+
+def machine() -> dict[str, Any]:
+    """What a figure was measured on."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "processor": _processor(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(": ")[2] for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+def multiply_adds(model: Callable[[Tensor], Any], shape: tuple[int, int, int]) -> int:
+    """Count the multiply-adds that one image (C, H, W) really costs."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        model(torch.randn(1, *shape))
+    return counter.get_total_flops() // 2
+
+
+def peak_memory(call: Callable[[], T]) -> tuple[T, int | None]:
+    """What a call returns, and by how many bytes the process grew in it; None where the system does not tell."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)  # what is free goes back, so that it counts when it is taken again
+        Path("/proc/self/clear_refs").write_text("5")  # from here on a new peak
+        before = _status("VmRSS")
+        return call(), max(_status("VmHWM") - before, 0)
+    except (OSError, AttributeError, StopIteration):
+        return call(), None
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith(f"{name}:")))

@@ -1,0 +1,201 @@
+"""Every engine answers as torch does, and `auto` measures once."""
+
+import json
+
+import pytest
+import torch
+
+from helpers import difference, images
+from tiny import pictures, tiny_predictor
+from vitral.errors import ConfigError, InputError, VitralError
+from vitral.inference import choose, engines
+from vitral.inference.engines import Eager
+from vitral.inference.predictor import Predictor
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "vitral"
+
+
+def agree(a, b):
+    if isinstance(b, torch.Tensor):
+        return difference(a, b) < 1e-4
+    return difference(a.logits, b.logits) < 1e-4 and difference(a.boxes, b.boxes) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "engine"),
+    [("detect", "compile"), ("classify", "onnxruntime"), ("segment", "openvino")],
+)
+def test_every_engine_answers_as_torch_does(what, engine, cache, capsys):
+    eager = tiny_predictor(what)
+    other = Predictor(eager.model, engine=engine, batch_size=3)
+    assert other.engine == engine
+    for batch in (3,) if engine == "compile" else (3, 2, 1):  # each size is compiled anew, which takes its time
+        x = images(batch, 3, 20, 24, seed=batch)
+        assert agree(other.logits(x), eager.logits(x))
+    with pytest.raises(InputError, match=r"images must be float32 \(B, 3, 20, 24\)"):
+        other.logits(images(1, 3, 16, 16))
+    a, b = eager.predict(pictures()), other.predict(pictures())
+    assert [type(one) for one in a] == [type(one) for one in b]
+    torch.testing.assert_close(
+        other.embed(pictures()), eager.embed(pictures()), rtol=1e-4, atol=1e-5
+    )  # the model's own
+    if engine == "compile":
+        return
+    assert "exporting the model" in capsys.readouterr().err
+    (kept,) = [path for path in (cache / "exports").iterdir() if path.suffix in (".onnx", ".xml")]
+    Predictor(eager.model, engine=engine)
+    assert capsys.readouterr().err == ""  # the second time, the file is there
+    kept.write_bytes(b"damaged")
+    again = Predictor(eager.model, engine=engine)
+    assert agree(again.logits(x), eager.logits(x))
+
+
+@pytest.mark.slow
+def test_an_onnx_file_runs_in_openvino_too(tmp_path):
+    import vitral
+
+    eager = tiny_predictor("detect")
+    vitral.export(eager, tmp_path / "m.onnx")
+    other = Predictor(tmp_path / "m.onnx", engine="openvino")
+    assert other.engine == "openvino"
+    assert agree(other.logits(images(3, 3, 20, 24)), eager.logits(images(3, 3, 20, 24)))
+
+
+def test_eager_is_the_model_itself():
+    predictor = tiny_predictor("classify")
+    x = images(3, 3, 20, 24)
+    assert predictor.engine == "eager"
+    assert torch.equal(predictor.logits(x), predictor.model(x).detach())
+    assert torch.equal(Eager(predictor.model).run(x), predictor.logits(x))
+
+
+# ---- auto ----
+
+
+class Fake(Eager):
+    """An engine that is as slow as it is told to be, on a clock of its own."""
+
+    clock = 0.0
+
+    def __init__(self, model, seconds):
+        super().__init__(model)
+        self.seconds, self.calls = seconds, 0
+
+    def run(self, x):
+        self.calls += 1
+        Fake.clock += self.seconds
+        return super().run(x)
+
+
+@pytest.fixture
+def fakes(monkeypatch):
+    """Engines of known speed, and a clock that they alone move."""
+    made = []
+    speeds = {"eager": 3.0, "openvino": 1.0, "onnxruntime": 2.0}
+    real = choose.make_engine
+
+    def make(name, model, preprocess, batch_size):
+        if name == "auto":
+            return real(name, model, preprocess, batch_size)
+        made.append(name)
+        engine = Fake(model, speeds[name])
+        engine.name = name
+        return engine
+
+    monkeypatch.setattr(choose, "make_engine", make)
+    monkeypatch.setattr("vitral.inference.predictor.make_engine", make)
+    monkeypatch.setattr("vitral.inference.timing.time.perf_counter", lambda: Fake.clock)
+    return speeds, made
+
+
+def test_auto_takes_the_fastest_says_so_and_measures_once(fakes, capsys):
+    speeds, made = fakes
+    model = tiny_predictor("classify").model
+    assert Predictor(model, engine="auto", batch_size=2).engine == "openvino"
+    assert "engine openvino for batches of 2 (openvino 1e+03 ms, onnxruntime 2e+03 ms" in capsys.readouterr().err
+    assert made == ["eager", "openvino", "onnxruntime"]
+    made.clear()
+    assert Predictor(model, engine="auto", batch_size=2).engine == "openvino"
+    assert made == ["openvino"]
+    assert capsys.readouterr().err == ""
+    speeds["eager"] = 0.5  # another batch is another question
+    assert Predictor(model, engine="auto", batch_size=3).engine == "eager"
+    assert sorted(json.loads(choose.choices_file().read_text()).values()) == ["eager", "openvino"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{broken", b"[1, 2]", b'{"x": 3}', b"\xff\xfe"])
+def test_a_corrupt_memory_is_measured_anew(fakes, content):
+    choose.choices_file().parent.mkdir(parents=True)
+    choose.choices_file().write_bytes(content)
+    assert Predictor(tiny_predictor("classify").model, engine="auto").engine == "openvino"
+    assert "openvino" in json.loads(choose.choices_file().read_text()).values()
+
+
+def test_auto_goes_on_where_nothing_can_be_kept(fakes, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert Predictor(tiny_predictor("classify").model, engine="auto").engine == "openvino"
+
+
+def test_auto_takes_what_is_installed(fakes, monkeypatch):
+    monkeypatch.setattr(choose, "find_spec", lambda name: None)
+    assert Predictor(tiny_predictor("classify").model, engine="auto").engine == "eager"
+
+
+def test_an_engine_that_fails_is_left_out(fakes, monkeypatch, capsys):
+    inner = choose.make_engine
+
+    def make(name, *rest):
+        if name == "openvino":
+            raise VitralError("no such luck.")
+        return inner(name, *rest)
+
+    monkeypatch.setattr(choose, "make_engine", make)
+    assert Predictor(tiny_predictor("classify").model, engine="auto").engine == "onnxruntime"
+    assert "openvino is left out: no such luck." in capsys.readouterr().err
+
+
+# ---- mistakes ----
+
+
+def test_mistakes_are_one_sentence(monkeypatch):
+    model = tiny_predictor("classify").model
+    with pytest.raises(
+        ConfigError, match="engine must be one of eager, compile, onnxruntime, openvino, got 'tensorrt'"
+    ):
+        Predictor(model, engine="tensorrt")
+    monkeypatch.setattr(engines, "find_spec", lambda name: None)
+    with pytest.raises(VitralError, match=r"the openvino engine needs openvino: pip install 'vitral\[export\]'"):
+        Predictor(model, engine="openvino")
+
+
+def test_what_a_processor_announces_and_does_not_have_is_not_used(monkeypatch):
+    tried = []
+    monkeypatch.delenv(engines.ISA, raising=False)
+    monkeypatch.setattr(engines, "_announces_matrix_units", lambda: True)
+    monkeypatch.setattr(engines, "_child_lives", lambda code: tried.append(code))
+    engines.import_openvino()
+    assert len(tried) == 1
+    assert engines.os.environ[engines.ISA] == engines.SAFE_ISA
+    engines.import_openvino()
+    assert len(tried) == 1  # it is settled for this process
+    monkeypatch.delenv(engines.ISA)
+
+
+def test_a_child_that_dies_of_a_signal_is_noticed():
+    assert engines._child_lives("raise SystemExit(3)")
+    assert not engines._child_lives("import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+
+
+@pytest.mark.slow
+def test_the_trial_of_the_processor_is_a_program_that_runs():
+    import subprocess
+    import sys
+
+    done = subprocess.run([sys.executable, "-c", engines._INT8], capture_output=True, text=True, check=False)
+    assert done.returncode <= 0, done.stderr  # it may die here; a mistake in it would be 1

@@ -1,0 +1,305 @@
+"""Every exported file answers as the model does, from the file alone, and runs no code of others."""
+
+import json
+import pickle
+import shutil
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitral
+from helpers import difference, images
+from tiny import MODELS, pictures, tiny_predictor
+from vitral.cli.main import main
+from vitral.errors import CheckpointError, ConfigError, InputError, VitralError
+from vitral.inference import engines, export
+from vitral.inference.graph import graph_of
+from vitral.inference.predictor import Predictor
+
+FORMATS = {"onnx": ".onnx", "openvino": ".xml", "pt2": ".pt2"}
+QUICK = [("classify", "onnx"), ("detect", "pt2"), ("segment", "pt2")]
+SLOW = [(what, "onnx") for what in MODELS if what != "classify"]
+SLOW += [(what, "openvino") for what in ("classify", "embed", "segment", "detect", "detect learned")]
+SLOW += [(what, "pt2") for what in ("regress", "segment mask", "detect learned")]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Exported files, each made when it is first asked for."""
+    folder, made = tmp_path_factory.mktemp("exported"), {}
+
+    def get(what, format):
+        if (what, format) not in made:
+            predictor = tiny_predictor(what)
+            path = folder / f"{what.replace(' ', '-')}{FORMATS[format]}"
+            made[what, format] = (predictor, vitral.export(predictor, path))
+        return made[what, format]
+
+    return get
+
+
+def same(a, b):
+    """Whether two answers are the same but for the last digits."""
+    assert type(a) is type(b)
+    if isinstance(a, dict):
+        assert list(a) == list(b)
+        return all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == pytest.approx(b, rel=1e-3, abs=1e-3) if isinstance(a, float) else a == b
+
+
+@pytest.mark.parametrize(("what", "format"), [*QUICK, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW)])
+def test_the_file_alone_answers_as_the_model(files, what, format):
+    predictor, made = files(what, format)
+    assert set(made.differences) == {1, 5}
+    assert max(made.differences.values()) < 1e-5
+    again = Predictor(made.path, batch_size=2)
+    assert again.task.name == predictor.task.name
+    assert again.labels == predictor.labels
+    assert again.preprocess == predictor.preprocess
+    x = images(3, 3, 20, 24)
+    wanted, given = predictor.logits(x), again.logits(x)
+    if what.startswith("detect"):
+        assert difference(given.boxes, wanted.boxes) < 1e-4
+        wanted, given = wanted.logits, given.logits
+    assert difference(given, wanted) < 1e-4
+    if what == "embed":
+        torch.testing.assert_close(again.embed(pictures()), predictor.embed(pictures()), rtol=1e-3, atol=1e-4)
+        with pytest.raises(InputError, match="has no classes"):
+            again.predict(pictures())
+    else:
+        for a, b in zip(again.predict(pictures()), predictor.predict(pictures()), strict=True):
+            assert same(a.content(), b.content())
+
+
+def test_what_the_file_says_is_also_beside_it(files):
+    _, made = files("classify", "onnx")
+    inside, beside = engines.open_exported(made.path).document, json.loads(made.sidecar.read_text())
+    assert {key: beside[key] for key in inside} == inside
+    assert inside["temperature"] == 1.7
+    assert inside["input"]["shape"] == ["batch", 3, 20, 24]
+    assert beside["differences"] == {str(batch): value for batch, value in made.differences.items()}
+
+
+def test_nothing_in_a_file_tells_where_it_was_made(files):
+    for what, format in [("classify", "onnx"), ("detect", "pt2")]:
+        _, made = files(what, format)
+        content = made.path.read_bytes()
+        assert str(Path(vitral.__file__).parent).encode() not in content
+        assert b".py" not in content.replace(b".pyt", b"")
+
+
+def test_resized_positions_are_constants(files):
+    import onnx
+
+    _, made = files("classify", "onnx")
+    assert "Resize" not in {node.op_type for node in onnx.load(made.path).graph.node}
+
+
+def test_a_graph_shares_the_models_weights_and_leaves_it_alone():
+    predictor = tiny_predictor("classify")
+    model, x = predictor.model, images(2, 3, 20, 24)
+    with torch.no_grad():
+        before, names = model(x), list(dict(model.named_modules()))
+    graph = graph_of(model, predictor.preprocess)
+    assert graph.model.head.weight.data_ptr() == model.head.weight.data_ptr()
+    assert list(dict(model.named_modules())) == names
+    with torch.no_grad():
+        assert torch.equal(model(x), before)
+        assert torch.equal(graph(x)[0], before)
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_a_file_that_differs_is_not_left_behind(tmp_path, monkeypatch):
+    predictor = tiny_predictor("classify")
+    monkeypatch.setattr(export, "compare", lambda graph, path: {1: 0.0, 5: 3e-4})
+    with pytest.raises(VitralError, match=r"m\.pt2 was not written: .* differs from the model by 3\.0e-04"):
+        vitral.export(predictor, tmp_path / "m.pt2")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nan_is_a_difference(tmp_path, monkeypatch):
+    monkeypatch.setattr(export, "compare", lambda graph, path: {1: float("nan")})
+    with pytest.raises(VitralError, match="was not written"):
+        vitral.export(tiny_predictor("classify"), tmp_path / "m.pt2")
+
+
+def test_the_name_tells_the_format(tmp_path):
+    predictor = tiny_predictor("classify")
+    for path, format, message in [
+        ("m.zip", None, r"must end in one of \.onnx, \.xml, \.pt2, got m\.zip"),
+        ("m.onnx", "openvino", r"must end in \.xml, got m\.onnx"),
+        ("m.onnx", "tflite", "format must be one of onnx, openvino, pt2, got 'tflite'"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            vitral.export(predictor, tmp_path / path, format)
+
+
+def test_models_of_text_are_refused(tmp_path):
+    from vitral.config import TextConfig
+    from vitral.models.seq2seq import TextEncoder
+
+    with pytest.raises(InputError, match="text cannot be exported yet"):
+        export.refuse_text(TextEncoder(TextConfig(num_classes=2)))
+
+
+def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(engines, "find_spec", lambda name: None if name == "onnxscript" else name)
+    with pytest.raises(VitralError, match=r"export to ONNX needs onnxscript: pip install 'vitral\[export\]'"):
+        vitral.export(tiny_predictor("classify"), tmp_path / "m.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_has_no_model_to_look_into(files):
+    _, made = files("detect", "pt2")
+    with pytest.raises(InputError, match="an exported file gives answers alone"):
+        Predictor(made.path).embed(pictures())
+    with pytest.raises(
+        InputError, match=r"images must be float32 \(B, 3, 20, 24\).*got torch.float32 \(1, 3, 24, 20\)"
+    ):
+        Predictor(made.path).logits(images(1, 3, 24, 20))
+
+
+def test_segmenters_slide_in_a_file_too(files):
+    predictor, made = files("segment", "pt2")
+    predictor = Predictor(predictor.model, slide=True)
+    (a,), (b,) = (p.predict(pictures(1)) for p in (predictor, Predictor(made.path, slide=True)))
+    assert np.mean(a.mask == b.mask) > 0.99
+
+
+# ---- files of others ----
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".xml", ".pt2"])
+@pytest.mark.parametrize("content", [b"", b"no such thing" * 40])
+def test_a_broken_file_is_one_sentence(tmp_path, suffix, content, capsys):
+    path = tmp_path / f"m{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"m{suffix} cannot be read"):
+        Predictor(path)
+    assert main(["predict", str(tmp_path / f"other{suffix}"), "image.png"]) == 2
+    assert f"other{suffix} is not there" in capsys.readouterr().err
+
+
+def test_an_onnx_file_of_others_is_refused(tmp_path):
+    import onnx
+    from onnx import TensorProto, helper
+
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", value[:1], value[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(CheckpointError, match=r"m\.onnx does not say how its images are prepared"):
+        Predictor(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "{",
+        '{"outputs": 3}',
+        '{"input": {"shape": ["batch", 3, 8, 8]}, "outputs": [], "preprocess": {}}',
+        '{"input": {"shape": ["b", 3, 8, 8]}, "outputs": ["y"], "preprocess": {"img_size": [9, 8]}, "labels": []}',
+    ],
+)
+def test_broken_metadata_are_one_sentence(text):
+    with pytest.raises(CheckpointError, match=r"m\.onnx: what it says about its images is broken"):
+        engines.read_document(Path("m.onnx"), text)
+
+
+class Boom:
+    def __reduce__(self):
+        return (exec, ("raise SystemExit('code ran')",))
+
+
+def tampered(source: Path, target: Path, change) -> Path:
+    """A copy of an archive, each entry passed through `change(name, bytes)`."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, change(name, old.read(name)))
+    return target
+
+
+def in_model(edit):
+    def change(name, content):
+        if "/models/" not in name:
+            return content
+        document = json.loads(content)
+        edit(document)
+        return json.dumps(document).encode()
+
+    return change
+
+
+def first_node(document):
+    return document["graph_module"]["graph"]["nodes"][0]
+
+
+def pickled(part):
+    return lambda name, content: pickle.dumps(Boom()) if part in name else content
+
+
+HOSTILE = {
+    "another function": in_model(lambda d: first_node(d).update(target="torch.os.system")),
+    "an extension": in_model(lambda d: first_node(d).update(target="#os.system")),
+    "a guard": in_model(lambda d: d.update(guards_code=["__import__('os')"])),
+    "a name": in_model(lambda d: first_node(d).update(name="x; raise SystemExit")),
+    "a size": in_model(
+        lambda d: next(iter(d["graph_module"]["graph"]["tensor_values"].values())).update(
+            sizes=[{"as_expr": {"expr_str": "__import__('os')", "hint": None}}]
+        )
+    ),
+    "a form": in_model(
+        lambda d: d["graph_module"]["module_call_graph"][0]["signature"].update(
+            in_spec='[1, {"type": "os.system", "context": "null", "children_spec": []}]'
+        )
+    ),
+    "a pickled weight": lambda name, content: (
+        content.replace(b'"use_pickle": false', b'"use_pickle": true')
+        if name.endswith("weights_config.json")
+        else content
+    ),
+    "a pickled input": pickled("/sample_inputs/"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_pt2_file_that_could_run_code_is_refused(files, tmp_path, what):
+    _, made = files("detect", "pt2")
+    path = tampered(made.path, tmp_path / "m.pt2", HOSTILE[what])
+    assert path.read_bytes() != made.path.read_bytes()
+    with pytest.raises(CheckpointError, match="opening it could run code"):
+        Predictor(path)
+
+
+def test_an_archive_with_surplus_entries_is_refused(files, tmp_path):
+    _, made = files("detect", "pt2")
+    path = shutil.copy(made.path, tmp_path / "m.pt2")
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("detect/data/aotinductor/model/run.so", b"\x7fELF")
+    with pytest.raises(CheckpointError, match="more than a graph and its weights"):
+        Predictor(path)
+
+
+# ---- the command line ----
+
+
+def test_export_predict_and_eval_by_the_command_line(tmp_path, capsys):
+    run = vitral.train("digits", out=tmp_path / "run", model="vit_nano_patch2_8", epochs=1, quiet=True)
+    out = tmp_path / "digits.pt2"
+    assert main(["export", str(run.path), "--out", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["format"] == "pt2"
+    Image.effect_noise((9, 11), 90).save(tmp_path / "a.png")
+    answers = []
+    for source in (run.path, out):
+        assert main(["predict", str(source), str(tmp_path / "a.png"), "--json"]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    assert same(*answers)
+    metrics = vitral.evaluate(out, "digits")
+    assert metrics["accuracy"] == pytest.approx(run.metrics["test"]["accuracy"], abs=1e-6)
