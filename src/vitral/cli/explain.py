@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -160,24 +160,8 @@ def tell(made: "Explanation", path: Path) -> None:
 
 def as_json(made: "Explanation", path: Path) -> str:
     """One image's explanation, a field a line and a map a line."""
-    maps = [[[float(f"{v:.5g}") for v in row] for row in map_] for map_ in made.maps.tolist()]
-    document: dict[str, Any] = {
-        "image": made.name,
-        "source": made.source,
-        "file": str(path),
-        "method": made.method,
-        "about": made.caption,
-        "answer": made.answer or None,
-        "class": made.label,
-        "probability": made.probability,
-        "layer": made.layer,
-        "head": made.head,
-        "patch": made.asked,
-        "part": made.part,
-        "grid": made.grid,
-        "titles": made.titles,
-        "scores": made.scores,
-    }
+    document = {"image": made.name, "source": made.source, "file": str(path), **made.to_dict()}
+    maps = document.pop("maps")
     fields = [f"    {json_module.dumps(k)}: {json_module.dumps(v)}" for k, v in document.items()]
     fields.append('    "maps": [\n      ' + ",\n      ".join(json_module.dumps(map_) for map_ in maps) + "\n    ]")
     return "  {\n" + ",\n".join(fields) + "\n  }"

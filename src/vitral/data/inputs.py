@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from vitral.config import Augmentation, Preprocess, pair
 from vitral.data.augment import Mixed, augment
-from vitral.data.images import ImageMode, read_image
+from vitral.data.images import LIMITS, ImageLimits, ImageMode, read_image
 from vitral.data.noise import Noise
 from vitral.data.sources.base import Data, ImageArray, to_mode
 from vitral.data.targets import Targets, View
@@ -108,6 +108,8 @@ class ImageInputs(Inputs):
     """Images, brought to one size."""
 
     what = "image"
+    limits: ImageLimits = LIMITS
+    """What an image may cost."""
 
     def __init__(self, preprocess: Preprocess) -> None:
         self.preprocess = preprocess
@@ -129,7 +131,7 @@ class ImageInputs(Inputs):
     def read(self, item: ImageLike, whole: bool) -> Tensor:
         """One image as uint8 (C, H, W): a path, bytes, a PIL image, or an array."""
         if isinstance(item, str | Path | bytes):
-            return read_image(item, self.mode, None if whole else decode_size(self.preprocess))
+            return read_image(item, self.mode, None if whole else decode_size(self.preprocess), self.limits)
         if isinstance(item, Image.Image):
             item = np.asarray(item.convert("L" if self.mode == "grey" else "RGB"))
         x = torch.from_numpy(np.array(item)) if isinstance(item, np.ndarray) else item

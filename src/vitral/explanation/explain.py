@@ -82,6 +82,24 @@ class Explanation:
         said = "; ".join(filter(None, (self.where, self.about)))
         return f"{self.method}: {said}" if said else self.method
 
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values: what was asked and explained, and the maps, to five digits."""
+        return {
+            "method": self.method,
+            "about": self.caption,
+            "answer": self.answer or None,
+            "class": self.label,
+            "probability": self.probability,
+            "layer": self.layer,
+            "head": self.head,
+            "patch": self.asked,
+            "part": self.part,
+            "grid": self.grid,
+            "titles": self.titles,
+            "scores": self.scores,
+            "maps": [[[float(f"{v:.5g}") for v in row] for row in map_] for map_ in self.maps.tolist()],
+        }
+
     def figure(self) -> "Figure":
         """The maps laid over the image, as a matplotlib figure."""
         from vitral.explanation.figures import draw

@@ -68,31 +68,46 @@ def save_page(e: "Explanation", path: Path) -> Path:
     if e.rows is None:
         raise InputError("the page needs every attention row; make the explanation with interactive=True.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    L, _, queries, N = e.rows.shares.shape
+    packed = pack_rows(e.rows)
     height, width = e.image.shape[1:]
     facts: dict[str, Any] = {
-        "image": f"data:image/png;base64,{_base64(_png(e.image))}",
+        "image": f"data:image/png;base64,{png_base64(e.image)}",
         "height": height,
         "width": width,
         "rows": height // e.patch[0],
         "columns": width // e.patch[1],
-        "layers": L,
-        "heads": e.rows.heads,
-        "queries": queries,
-        "cls": queries > N,
+        "cls": packed["queries"] > e.rows.shares.shape[-1],
         "title": f"{e.method}: {e.about}" if e.about else e.method,
         "about": " · ".join(filter(None, (e.name, e.source, f"{width} x {height} pixels: {e.part}"))),
-        "note": e.rows.note,
         "maps": [] if e.method == "attention" else _maps(e),
         "start": _start(e),
         "colours": TABLE.tolist(),
-        "largest": _packed(e.rows.largest.numpy().astype("<f4")),
-        "shares": _packed(e.rows.shares.numpy()),
+        **packed,
     }
     document = json.dumps(facts).replace("</", "<\\/")
-    page = files("vitral.explanation").joinpath("page.html").read_text(encoding="utf-8")
+    folder = files("vitral.explanation")
+    page, maps = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("page.html", "maps.js"))
+    page = page.replace("{{MAPS}}", maps.replace("export ", "").rstrip())  # a file has no modules to import from
     write_atomically(path, page.replace("{{FACTS}}", document).encode())
     return path
+
+
+def pack_rows(rows: Rows) -> dict[str, Any]:
+    """Rows as plain values; the weights themselves compressed, in base64, for `unpackRows` of maps.js."""
+    layers, _, queries, _ = rows.shares.shape
+    return {
+        "layers": layers,
+        "heads": rows.heads,
+        "queries": queries,
+        "note": rows.note,
+        "largest": _packed(rows.largest.numpy().astype("<f4")),
+        "shares": _packed(rows.shares.numpy()),
+    }
+
+
+def png_base64(image: Tensor) -> str:
+    """A picture, uint8 (C, H, W), as a PNG in base64."""
+    return _base64(_png(image))
 
 
 def _start(e: "Explanation") -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -37,6 +37,14 @@ from vitral.tasks.segment import Segment, slide
 from vitral.tasks.write import Writes
 from vitral.weights.load import load_model
 from vitral.weights.rundir import PRETRAIN, AnyModel, is_run, read_run_config
+
+
+@dataclass(frozen=True)
+class Ready:
+    """One input as the model is fed it, with what is known of it."""
+
+    frame: Frame
+    x: Tensor
 
 
 class Predictor:
@@ -175,11 +183,31 @@ class Predictor:
             for frames, read, errors in batches:
                 answers: Iterator[Answer] = iter(())
                 if read:
-                    good = [frame for frame, error in zip(frames, errors, strict=True) if not error]
-                    answers = self.task.decode(self._look(read), good, top_k)
+                    good = (frame for frame, error in zip(frames, errors, strict=True) if not error)
+                    answers = self.answer([Ready(*pair) for pair in zip(good, read, strict=True)], top_k)
                 for frame, error in zip(frames, errors, strict=True):
-                    answer = self.task.answer(frame.name, error) if error else next(answers)
-                    yield replace(answer, note="; ".join(filter(None, [frame.note, answer.note])))
+                    yield self.task.answer(frame.name, error) if error else next(answers)
+
+    def ready(self, item: ImageLike, name: str) -> Ready:
+        """One input as the model is fed it, apart from its batch; one that cannot be read raises."""
+        x = self._read(item)
+        return Ready(self._frame(name, x), x if self.slide else self.inputs.fit(x))
+
+    def answer(self, batch: Sequence[Ready], top_k: int = 5) -> Iterator[Answer]:
+        """Answers for one batch of inputs that are ready, in order."""
+        self.require_classes()
+        frames = [item.frame for item in batch]
+        answers = self.task.decode(self._look([item.x for item in batch]), frames, top_k)
+        for frame, answer in zip(frames, answers, strict=True):
+            yield replace(answer, note="; ".join(filter(None, [frame.note, answer.note])))
+
+    @torch.inference_mode()
+    def vectors(self, read: list[Tensor]) -> Tensor:
+        """(B, D): what the head receives for one batch of inputs at the size the model is fed."""
+        x = self.inputs.normal(self.inputs.stack(read))
+        if isinstance(self.network, FileEngine) and self.network.outputs == ["embedding"]:
+            return self.outputs(x)
+        return self.embedder.embed(x.to(self.device)).cpu()
 
     def _look(self, read: list[Tensor]) -> Any:
         if not self.slide:
@@ -199,12 +227,9 @@ class Predictor:
 
     def embed_each(self, inputs: Iterable[ImageLike]) -> Iterator[tuple[Tensor | None, str]]:
         """What the head receives (D) for any number of inputs, in order; one that cannot be read has an error."""
-        exported = isinstance(self.network, FileEngine) and self.network.outputs == ["embedding"]
-        look = self.outputs if exported else self.embedder.embed
         with closing(self._batches(inputs)) as batches:
             for _, read, errors in batches:
-                with torch.inference_mode():
-                    rows = iter(look(self.inputs.normal(self.inputs.stack(read)).to(self.device)).cpu() if read else ())
+                rows = iter(self.vectors(read) if read else ())
                 for error in errors:
                     yield (None, error) if error else (next(rows), "")
 
@@ -248,8 +273,8 @@ class Predictor:
         i, item = numbered
         name = str(item) if isinstance(item, str | Path) else f"{self.inputs.what} {i}"
         try:
-            x = self._read(item)
-            return self._frame(name, x), x if self.slide else self.inputs.fit(x), ""
+            one = self.ready(item, name)
+            return one.frame, one.x, ""
         except VitralError as error:
             return Frame(name, (0, 0), View.whole()), None, str(error)
 
