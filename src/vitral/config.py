@@ -957,6 +957,39 @@ class Indexing(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Serving(Options):
+    """What the server takes, and how long it waits."""
+
+    max_batch: int = 16
+    """Images or texts that a model looks at at once."""
+    wait_ms: float = 4.0
+    """How long the first of a batch waits for others, if there have been others lately."""
+    max_queue: int = 64
+    """Requests that a model has taken and not answered; beyond, 503 at once."""
+    deadline: float = 30.0
+    """Seconds from a request to its answer; later, 504."""
+    max_body_mb: float = 16.0
+    """Largest request, in MiB."""
+    max_pixels: int = 50_000_000
+    """Largest image, width times height."""
+    max_buffered_mb: float = 512.0
+    """All requests together that wait to be read, in MiB; beyond, 503."""
+    upload_seconds: float = 20.0
+    """How long a client may take to send a request."""
+    decoders: int = 2
+    """Threads that read images."""
+    max_connections: int = 512
+    """Clients at once; beyond, 503."""
+
+    def __post_init__(self) -> None:
+        whole = ["max_batch", "max_queue", "max_pixels", "decoders"]
+        self._check_numbers(whole, 1, whole=True)
+        self._check_numbers(["max_connections"], 2, whole=True)
+        self._check_numbers(["wait_ms"], 0)
+        self._check_numbers(["deadline", "max_body_mb", "max_buffered_mb", "upload_seconds"], 1e-3)
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoopConfig(Options):
     """What every run of the training loop has, whether it learns from labels or without."""
 

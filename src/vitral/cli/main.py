@@ -28,6 +28,7 @@ VERBS = {
     "export": ("vitral.cli.export", "write a model as an ONNX, OpenVINO or .pt2 file that runs without vitral"),
     "index": ("vitral.cli.index", "make a folder of images searchable, or list near copies in it"),
     "search": ("vitral.cli.search", "what in an index is like an image or a text"),
+    "serve": ("vitral.cli.serve", "models over HTTP, and a page to try them on in a browser"),
     "check": ("vitral.cli.check", "look at a data set before training on it"),
     "inspect": ("vitral.cli.inspect", "what a file of weights is, and whether it can be loaded"),
     "convert": ("vitral.cli.convert", "write weights in the layout of vitral, timm, Hugging Face or Google"),
@@ -42,6 +43,7 @@ examples:
   vitral predict runs/digits image.png
   vitral explain runs/digits image.png --out image.html
   vitral export runs/digits --out digits.onnx
+  vitral serve runs/digits
   vitral inspect model.safetensors
   vitral models "vit_*_patch16_*"
   vitral cost vit_base_patch16_224 --img-size 384"""

@@ -1,0 +1,82 @@
+"""`vitral serve`: models behind HTTP, and a page to try them on."""
+
+import os
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Annotated
+
+import tyro
+
+from vitral.config import Serving
+from vitral.errors import VitralError
+
+NEEDS = {"fastapi": "fastapi", "uvicorn": "uvicorn", "python_multipart": "python-multipart",
+         "prometheus_client": "prometheus-client"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Options:
+    """Serve trained models: predict, embed, explain and search over HTTP, and a page to try them on in a browser.
+
+    Examples: vitral serve runs/digits; vitral serve cats=runs/cats dogs=model.safetensors --port 9000;
+    vitral serve runs/photos --index photos.index; vitral serve runs/digits --host 0.0.0.0 --api-key-file keys.txt
+    """
+
+    sources: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="SOURCE...")]
+    """Run directories, files of weights, their folders, or hf-hub:owner/name; NAME=SOURCE gives a name."""
+    host: Annotated[str, tyro.conf.arg(metavar="ADDRESS")] = "127.0.0.1"
+    """Address to listen on; any but this machine's own needs keys."""
+    port: Annotated[int, tyro.conf.arg(metavar="N")] = 8000
+    """Port; 0 takes a free one."""
+    index: Annotated[str, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = ""
+    """An index of images or texts to search in, made by vitral index."""
+    api_key_file: Annotated[str, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = ""
+    """Keys that clients must send one of, one on each line; also from VITRAL_API_KEYS, with commas between."""
+    insecure: bool = False
+    """Let other machines ask without a key."""
+    allowed_host: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = ()
+    """More names that the server is called by, such as that of a proxy in front of it."""
+    device: Annotated[str, tyro.conf.arg(metavar="DEVICE")] = "cpu"
+    """Where the models run."""
+    limits: Annotated[Serving, tyro.conf.arg(name="")] = field(default_factory=Serving)
+    """What is taken, and how long is waited."""
+
+
+def require_packages() -> None:
+    """Raise if what the server is made of is not installed."""
+    missing = [package for module, package in NEEDS.items() if find_spec(module) is None]
+    if missing:
+        raise VitralError(f"to serve, {missing[0]} is needed: pip install 'vitral[serve]'.")
+
+
+def run(options: Options) -> None:
+    """Load, listen, and serve until told to stop."""
+    require_packages()
+    if not options.sources:
+        raise VitralError("no model is named; give a run directory or a file of weights: vitral serve runs/digits.")
+    from vitral.serving.security import LOOPBACK, is_loopback, read_keys, require_protection
+
+    keys = read_keys(options.api_key_file, os.environ)
+    require_protection(options.host, keys, options.insecure)
+
+    from vitral.serving.models import name_sources
+    from vitral.serving.server import bind, serve
+
+    sources = name_sources(options.sources)
+    listening = bind(options.host, options.port)  # before models are loaded: a port that is taken is said at once
+
+    from vitral.inference.predictor import Predictor
+    from vitral.serving.app import create_app
+
+    predictors = {name: Predictor(source, device=options.device) for name, source in sources.items()}
+    hosts = (*LOOPBACK, *map(str.lower, options.allowed_host)) if is_loopback(options.host) else ()
+    index = open_index(options.index) if options.index else None
+    app = create_app(predictors, index=index, options=options.limits, keys=keys, hosts=hosts)
+    serve(app, listening, options.limits, lambda url: print(f"{', '.join(sources)}: {url}", flush=True))
+
+
+def open_index(path: str) -> object:
+    """The index to search in."""
+    from vitral import Index
+
+    return Index(path)

@@ -1,0 +1,1 @@
+"""The server: HTTP, batches of what comes together, and a page to try a model on."""

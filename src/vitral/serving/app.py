@@ -1,0 +1,290 @@
+"""The addresses of the server, and what each does. All that a model does is done by `Predictor`."""
+
+import asyncio
+import base64
+import contextlib
+import io
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib.resources import files
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from PIL import Image
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel, TypeAdapter
+from starlette.exceptions import HTTPException
+
+from vitral import __version__
+from vitral.config import Serving, pair
+from vitral.data.images import read_image
+from vitral.data.inputs import ImageInputs
+from vitral.errors import InputError, UnknownNameError, VitralError
+from vitral.explanation.colours import TABLE
+from vitral.explanation.page import pack_rows, png_base64
+from vitral.inference.predictor import Predictor
+from vitral.serving import models, schema
+from vitral.serving.batching import BusyError, Done, LateError
+from vitral.serving.forms import A, read_request
+from vitral.serving.logs import Metrics, Watch
+from vitral.serving.models import Served
+from vitral.serving.refusals import RefusedError, refusal_of
+from vitral.serving.security import Guard, Keys
+from vitral.tasks.drawing import colour
+
+TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".png": "image/png",
+    ".svg": "image/svg+xml",
+}
+THUMBNAIL = 160
+"""Longer side of a small picture."""
+T = TypeVar("T")
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": schema.Error} for status in (400, 401, 403, 404, 408, 413, 415, 421, 422, 500, 503, 504)
+}
+
+
+class Server:
+    """What is served, and the threads that read for it."""
+
+    def __init__(self, predictors: Mapping[str, Predictor], index: Any, options: Serving) -> None:
+        self.options, self.metrics = options, Metrics()
+        self.models = {name: Served(name, each, options, self.metrics) for name, each in predictors.items()}
+        self.index = None if index is None else Served("index", index, options, self.metrics)
+        self.everyone = [*self.models.values(), *([self.index] if self.index else [])]
+        self.readers = ThreadPoolExecutor(options.decoders, thread_name_prefix="reader")
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        """From the start to the end, at which everything that was taken is finished."""
+        for each in self.everyone:
+            each.batcher.start()
+        yield
+        await asyncio.gather(*(each.batcher.close() for each in self.everyone))
+        self.readers.shutdown()
+
+    def full(self) -> bool:
+        """Whether nobody can take anything."""
+        return all(each.batcher.full for each in self.everyone)
+
+    async def read(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Do something outside of the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self.readers, partial(function, *arguments))
+
+    async def understand(self, request: Request, kind: type[A]) -> tuple[A, bytes | str]:
+        """What is asked, and about what."""
+        return await self.read(read_request, await request.body(), request.headers.get("content-type", ""), kind)
+
+    async def ask(
+        self, request: Request, served: Served, question: Any, item: bytes | str
+    ) -> tuple[Done, dict[str, Any]]:
+        """Put a question to a model; the result, and what every answer has."""
+        deadline = asyncio.get_running_loop().time() + self.options.deadline
+        request.scope["vitral"] = {"model": served.name}
+        reads = served.predictor.inputs.what
+        if (reads == "text") != isinstance(item, str):
+            raise InputError(f"{served.name} reads {reads}s; send {'a text' if reads == 'text' else 'an image'}.")
+        with served.batcher.place():
+            began = time.perf_counter()
+            ready = await self.read(question.prepare, served.subject, item)
+            took = time.perf_counter() - began
+            done = await served.batcher.send(question, ready, deadline)
+        timing = {"read_ms": took, "wait_ms": done.waited, "run_ms": done.ran}
+        told = {name: round(1000 * seconds, 2) for name, seconds in timing.items()} | {"batch": done.batch}
+        return done, {"model": served.name, "timing": told}
+
+    async def answer(self, kind: Any, make: Callable[[], dict[str, Any]]) -> Response:
+        """A response of that type; large ones would keep the event loop busy."""
+
+        def dump() -> bytes:
+            adapter = TypeAdapter(kind)
+            return adapter.dump_json(adapter.validate_python(make(), strict=False), by_alias=True)
+
+        return Response(await self.read(dump), media_type="application/json")
+
+
+def create_app(
+    predictors: Mapping[str, Predictor], *, index: Any = None, options: Serving | None = None, keys: Keys | None = None,
+    hosts: tuple[str, ...] = (),
+) -> FastAPI:  # fmt: skip
+    """An ASGI application that serves the models by their names."""
+    server = Server(predictors, index, options or Serving())
+    app = FastAPI(
+        title="vitral", version=__version__, lifespan=server.lifespan, docs_url=None, redoc_url=None,
+        summary="Vision Transformers: predict, embed, explain, search.",
+    )  # fmt: skip
+    app.state.server = server
+    app.add_middleware(Guard, keys=keys or Keys([]), hosts=hosts, options=server.options, full=server.full)
+    app.add_middleware(Watch, metrics=server.metrics)  # the last added is the first to see a request
+    for error in (RefusedError, VitralError, BusyError, LateError, HTTPException):
+        app.add_exception_handler(error, _refuse)
+    _add_questions(app, server)
+    _add_facts(app, server)
+    _add_page(app)
+    return app
+
+
+async def _refuse(request: Request, error: Exception) -> JSONResponse:
+    return refusal_of(error).response()
+
+
+def _add_questions(app: FastAPI, server: Server) -> None:
+    def post(path: str, asked: type[schema.Asked], answered: Any) -> Callable[[Any], Any]:
+        body = {"requestBody": schema.body_schema(asked)}
+        return app.post(path, response_model=answered, responses=ERRORS, openapi_extra=body)
+
+    def find(name: str) -> Served:
+        try:
+            return models.find(server.models, name)
+        except UnknownNameError as error:
+            raise RefusedError(404, "unknown_model", str(error)) from None
+
+    @post("/v1/predict", schema.PredictRequest, schema.Prediction)
+    async def predict(request: Request) -> Response:
+        """What a model says about an image or a text."""
+        asked, item = await server.understand(request, schema.PredictRequest)
+        served = find(asked.model)
+        done, told = await server.ask(request, served, models.Predict(asked.top_k), item)
+        told |= {"task": served.predictor.task.name, "note": done.result.note}
+        return await server.answer(schema.Prediction, lambda: told | done.result.content())
+
+    @post("/v1/embed", schema.EmbedRequest, schema.Embedded)
+    async def embed(request: Request) -> Response:
+        """The vector that a model's head receives."""
+        asked, item = await server.understand(request, schema.EmbedRequest)
+        done, told = await server.ask(request, find(asked.model), models.Embed(), item)
+        return await server.answer(schema.Embedded, lambda: told | {"embedding": done.result.tolist()})
+
+    @post("/v1/explain", schema.ExplainRequest, schema.Explained)
+    async def explain(request: Request) -> Response:
+        """What a model looks at."""
+        asked, item = await server.understand(request, schema.ExplainRequest)
+        patch = None if asked.patch is None else (asked.patch[0], asked.patch[1])
+        question = models.Explain(asked.method, asked.layer, asked.head, asked.target, patch, asked.rows)
+        done, told = await server.ask(request, find(asked.model), question, item)
+
+        def content() -> dict[str, Any]:
+            made = done.result
+            also = {} if made.rows is None else {"rows": pack_rows(made.rows), "image": png_base64(made.image)}
+            return told | made.to_dict() | also
+
+        return await server.answer(schema.Explained, content)
+
+    @post("/v1/search", schema.SearchRequest, schema.Searched)
+    async def search(request: Request) -> Response:
+        """What the index has that is like an image or a text."""
+        asked, item = await server.understand(request, schema.SearchRequest)
+        index = server.index
+        if index is None:
+            raise RefusedError(404, "no_index", "no index is loaded; start the server with --index PATH.")
+        if asked.model:
+            raise InputError("an index has a model of its own; leave model out.")
+        done, told = await server.ask(request, index, models.Search(asked.top_k), item)
+
+        def content() -> dict[str, Any]:
+            pictures = asked.thumbnails and index.predictor.inputs.what == "image"
+            found = [
+                {"name": m.name, "score": m.score, "thumbnail": thumbnail(m.name) if pictures else None}
+                for m in done.result
+            ]
+            return told | {"matches": found}
+
+        return await server.answer(schema.Searched, content)
+
+
+def thumbnail(path: str) -> str | None:
+    """A small JPEG of a file of the index, in base64; None where it has gone."""
+    try:
+        pixels = read_image(path)
+    except VitralError:
+        return None
+    picture, buffer = Image.fromarray(pixels.permute(1, 2, 0).numpy()), io.BytesIO()
+    picture.thumbnail((THUMBNAIL, THUMBNAIL))
+    picture.save(buffer, "JPEG", quality=80)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _add_facts(app: FastAPI, server: Server) -> None:
+    @app.get("/v1/models", response_model=schema.Models, responses=ERRORS)
+    async def list_models() -> Response:
+        """What is served."""
+        known = [_describe(each) for each in server.models.values()]
+        index = None if server.index is None else len(server.index.subject)
+        return _respond(schema.Models(version=__version__, models=known, index=index))
+
+    @app.get("/healthz", response_model=schema.Status, responses=ERRORS)
+    async def health() -> Response:
+        """Whether the server lives."""
+        return _respond(schema.Status(status="ok"))
+
+    @app.get("/readyz", response_model=schema.Status, responses=ERRORS | {503: {"model": schema.Status}})
+    async def readiness() -> Response:
+        """Whether the server can answer."""
+        ready = all(each.batcher.alive for each in server.everyone)
+        return _respond(schema.Status(status="ready" if ready else "not ready"), 200 if ready else 503)
+
+    @app.get("/metrics", responses=ERRORS | {200: {"content": {"text/plain": {}}}}, response_class=Response)
+    async def metrics() -> Response:
+        """Numbers for Prometheus."""
+        for each in server.everyone:
+            server.metrics.taken.labels(each.name).set(each.batcher.taken)
+        return Response(generate_latest(server.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _respond(document: BaseModel, status: int = 200) -> Response:
+    return Response(document.model_dump_json(by_alias=True), status, media_type="application/json")
+
+
+def _describe(served: Served) -> schema.Model:
+    predictor = served.predictor
+    images = isinstance(predictor.inputs, ImageInputs)
+    return schema.Model(
+        name=served.name,
+        task=predictor.task.name,  # pyright: ignore[reportArgumentType]
+        reads="image" if images else "text",
+        labels=list(predictor.labels),
+        size=list(pair(predictor.preprocess.img_size)) if images else None,
+        explains=served.methods(),
+    )
+
+
+def _add_page(app: FastAPI) -> None:
+    """The page's files are read once; a name that is not among them leads nowhere."""
+    held = [
+        *_walk(files("vitral.serving").joinpath("page")),
+        ("maps.js", files("vitral.explanation").joinpath("maps.js")),
+    ]
+    pages = {name: (file.read_bytes(), TYPES["." + name.rsplit(".", 1)[1]]) for name, file in held}
+    colours = {"maps": TABLE.tolist(), "classes": [colour(i) for i in range(256)]}
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return HTMLResponse(pages["index.html"][0])
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return HTMLResponse(pages["docs.html"][0])
+
+    @app.get("/page/colours.json", include_in_schema=False)
+    async def page_colours() -> Response:
+        return JSONResponse(colours)
+
+    @app.get("/page/{name:path}", include_in_schema=False)
+    async def page_file(name: str) -> Response:
+        if name not in pages:
+            raise HTTPException(404)
+        return Response(pages[name][0], media_type=pages[name][1])
+
+
+def _walk(folder: Any, under: str = "") -> list[tuple[str, Any]]:
+    found = []
+    for entry in folder.iterdir():
+        name = f"{under}{entry.name}"
+        found += _walk(entry, f"{name}/") if entry.is_dir() else [(name, entry)]
+    return found

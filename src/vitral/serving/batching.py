@@ -1,0 +1,171 @@
+"""Questions that come at about the same time are answered as one batch. Knows nothing of models or HTTP.
+
+A batch leaves when it is full, when its first question has waited long enough, or when as many are there as were under
+way with the batch before: so one client alone never waits, and eight that ask again and again travel together.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from vitral.config import Serving
+
+
+class BusyError(Exception):
+    """More was asked than can wait."""
+
+
+class LateError(Exception):
+    """No answer came before the deadline."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A result, and how it came about."""
+
+    result: Any
+    waited: float
+    """Seconds until its batch left."""
+    ran: float
+    """Seconds that the batch took."""
+    batch: int
+    """How many went together."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    key: Hashable
+    item: Any
+    came: float
+    done: asyncio.Future[Done]
+
+
+Run = Callable[[Any, list[Any]], Sequence[Any]]
+"""From a key and the items that were sent under it to a result for each, or an exception in its place."""
+
+
+class Batcher:
+    """Gathers items with equal keys, and runs them in one thread; `watch` is told size and seconds of each batch."""
+
+    def __init__(self, run: Run, options: Serving, watch: Callable[[int, float], None] = lambda size, seconds: None):
+        self._run, self._watch = run, watch
+        self._max_batch, self._wait, self._max_queue = options.max_batch, options.wait_ms / 1000, options.max_queue
+        self._waiting: deque[_Job] = deque()
+        self._crowd = 1
+        self._taken = 0
+        self._news, self._idle = asyncio.Event(), asyncio.Event()
+        self._closing = False
+        self._task: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1)
+
+    @property
+    def taken(self) -> int:
+        """Questions that are taken and not answered."""
+        return self._taken
+
+    @property
+    def full(self) -> bool:
+        """Whether no more can be taken."""
+        return self._closing or self._taken >= self._max_queue
+
+    @property
+    def alive(self) -> bool:
+        """Whether what is sent will be answered."""
+        return self._task is not None and not self._task.done() and not self._closing
+
+    def start(self) -> None:
+        """Begin, in the running event loop."""
+        self._task = asyncio.create_task(self._work())
+
+    async def close(self) -> None:
+        """Take nothing more, and finish what was taken."""
+        self._closing = True
+        self._news.set()
+        while self._taken:
+            self._idle.clear()
+            await self._idle.wait()
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        self._thread.shutdown()
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """A place for one question, from its arrival to its answer; raises at once if there is none."""
+        if self.full:
+            raise BusyError
+        self._taken += 1
+        try:
+            yield
+        finally:
+            self._taken -= 1
+            self._idle.set()
+
+    async def send(self, key: Hashable, item: Any, deadline: float) -> Done:
+        """The result for an item; the deadline is a time of the event loop."""
+        loop = asyncio.get_running_loop()
+        job = _Job(key, item, loop.time(), loop.create_future())
+        self._waiting.append(job)
+        self._news.set()
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await job.done
+        except TimeoutError:
+            raise LateError from None
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            batch = await self._gather()
+            began = loop.time()
+            items = [job.item for job in batch]
+            results = await loop.run_in_executor(self._thread, self._attempt, batch[0].key, items)
+            ran = loop.time() - began
+            self._crowd = len(batch) + len(self._waiting)
+            self._watch(len(batch), ran)
+            for job, result in zip(batch, results, strict=True):
+                if job.done.done():  # nobody waits for it any more
+                    continue
+                if isinstance(result, Exception):
+                    job.done.set_exception(result)
+                else:
+                    job.done.set_result(Done(result, began - job.came, ran, len(batch)))
+
+    async def _gather(self) -> list[_Job]:
+        """The next batch: the oldest job, and those behind it that have the same key."""
+        loop = asyncio.get_running_loop()
+        while True:
+            while self._waiting and self._waiting[0].done.done():
+                self._waiting.popleft()
+            left = self._waiting[0].came + self._wait - loop.time() if self._waiting else None
+            enough = min(self._max_batch, self._crowd)
+            if left is not None and (len(self._waiting) >= enough or left <= 0 or self._closing):
+                break
+            self._news.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._news.wait()
+        key = self._waiting[0].key
+        batch: list[_Job] = []
+        others: deque[_Job] = deque()
+        for job in self._waiting:
+            if not job.done.done():
+                (batch if job.key == key and len(batch) < self._max_batch else others).append(job)
+        self._waiting = others
+        return batch
+
+    def _attempt(self, key: Any, items: list[Any]) -> list[Any]:
+        """Results; where a batch fails, each of it is tried alone, so that only the culprit fails."""
+        try:
+            results = list(self._run(key, items))
+            assert len(results) == len(items), "a result for each item"
+            return results
+        except Exception as error:
+            if len(items) == 1:
+                return [error]
+            return [self._attempt(key, [item])[0] for item in items]

@@ -1,0 +1,151 @@
+"""Models by name, each with a thread of its own, and the questions that one can be asked."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitral.config import Serving
+from vitral.data.images import ImageLimits
+from vitral.data.inputs import ImageInputs
+from vitral.errors import InputError, VitralError, unknown_name
+from vitral.explanation.explain import METHODS, TAKES, Explanation, explain
+from vitral.inference.predictor import Predictor, Ready
+from vitral.serving.batching import Batcher
+from vitral.serving.logs import Metrics
+from vitral.tasks.base import Answer
+from vitral.tasks.write import Writes
+
+TOO_SLOW = ("occlusion",)
+"""Ways to explain that would keep others waiting."""
+
+
+@dataclass(frozen=True)
+class Predict:
+    """What does the model say?"""
+
+    top_k: int
+
+    def prepare(self, predictor: Predictor, item: bytes | str) -> Ready:
+        """What can be done outside of the model's thread."""
+        return predictor.ready(item, item if isinstance(item, str) else predictor.inputs.what)
+
+    def run(self, predictor: Predictor, items: list[Ready]) -> list[Answer]:
+        """An answer for each."""
+        return list(predictor.answer(items, self.top_k))
+
+
+@dataclass(frozen=True)
+class Embed:
+    """What does its head receive?"""
+
+    def prepare(self, predictor: Predictor, item: bytes | str) -> Ready:
+        """What can be done outside of the model's thread."""
+        return predictor.ready(item, predictor.inputs.what)
+
+    def run(self, predictor: Predictor, items: list[Ready]) -> list[Tensor]:
+        """A vector for each."""
+        return list(predictor.vectors([item.x for item in items]))
+
+
+@dataclass(frozen=True)
+class Explain:
+    """What does it look at?"""
+
+    method: str
+    layer: int | None
+    head: int | None
+    target: str | None
+    patch: tuple[int, int] | None
+    rows: bool
+
+    def prepare(self, predictor: Predictor, item: bytes | str) -> bytes:
+        """What can be done outside of the model's thread: an image that cannot be read never gets there."""
+        if isinstance(item, str):
+            raise InputError("only images are explained here; for texts use vitral explain.")
+        if self.method in TOO_SLOW:
+            raise InputError(f"{self.method} is too slow for a server; use vitral explain.")
+        predictor.ready(item, predictor.inputs.what)
+        return item
+
+    def run(self, predictor: Predictor, items: list[bytes]) -> list[Explanation | VitralError]:
+        """An explanation for each, one after the other."""
+        return [self._explain(predictor, item) for item in items]
+
+    def _explain(self, predictor: Predictor, item: bytes) -> Explanation | VitralError:
+        asked = {"layer": self.layer, "head": self.head, "target": self.target, "patch": self.patch}
+        try:
+            return explain(predictor, item, self.method, **asked, interactive=self.rows)
+        except VitralError as error:
+            return error
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is like it in the index?"""
+
+    top_k: int
+
+    def prepare(self, index: Any, item: bytes | str) -> Any:
+        """The image at the size it is decoded at, or the text."""
+        predictor: Predictor = index.predictor
+        read = predictor.inputs.read(item, whole=predictor.task.spatial)
+        return item if isinstance(item, str) else read
+
+    def run(self, index: Any, items: list[Any]) -> list[Any]:
+        """The nearest of each."""
+        return index.search(items, self.top_k)
+
+
+class Served:
+    """A model, or an index, that questions are put to."""
+
+    def __init__(self, name: str, subject: Any, options: Serving, metrics: Metrics) -> None:
+        self.name, self.subject = name, subject
+        self.predictor: Predictor = subject if isinstance(subject, Predictor) else subject.predictor
+        if isinstance(self.predictor.inputs, ImageInputs):
+            most_bytes = int(options.max_body_mb * 2**20)
+            self.predictor.inputs.limits = ImageLimits(max_bytes=most_bytes, max_pixels=options.max_pixels)
+        self.batcher = Batcher(lambda question, items: question.run(subject, items), options, metrics.batches_of(name))
+
+    def methods(self) -> list[str]:
+        """Ways to explain what it does with an image."""
+        predictor = self.predictor
+        try:
+            own_head = predictor.vit is predictor.model
+        except InputError:  # it looks through something else
+            return []
+        if predictor.inputs.what != "image":
+            return []
+        by_class = own_head and bool(predictor.labels)
+        writes = isinstance(predictor.task, Writes)
+        can = [name for name in METHODS if by_class or "target" not in TAKES[name]]
+        return [name for name in can if name not in TOO_SLOW and (writes or name != "writing")]
+
+
+def name_sources(sources: Sequence[str]) -> dict[str, str]:
+    """Names and sources, from NAME=SOURCE or a source alone, whose name is that of its folder or file."""
+    named: dict[str, str] = {}
+    for source in sources:
+        name, equals, rest = source.partition("=")
+        if not equals or Path(source).exists():
+            stem = Path(source.rstrip("/")).name
+            name, rest = (stem if Path(source).is_dir() else stem.split(".")[0]), source
+        if not re.fullmatch(r"[\w.-]{1,64}", name):
+            raise InputError(
+                f"{name!r} cannot be the name of a model: letters, digits, _, . and - only; give NAME={rest}."
+            )
+        if name in named:
+            raise InputError(f"two models are called {name}; give one another name: NAME={rest}.")
+        named[name] = rest
+    return named
+
+
+def find(models: dict[str, Served], name: str) -> Served:
+    """The model of that name, or the first if none is named."""
+    if name and name not in models:
+        raise unknown_name("model", name, models)
+    return models[name] if name else next(iter(models.values()))

@@ -1,0 +1,189 @@
+"""Who may ask, and how much one may send: keys, hosts, sizes and times, before anything is read."""
+
+import asyncio
+import hashlib
+import hmac
+import ipaddress
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from pathlib import Path
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from vitral.config import Serving
+from vitral.errors import ConfigError
+from vitral.serving.refusals import RefusedError, busy
+
+KEYS_VARIABLE = "VITRAL_API_KEYS"
+SHORTEST_KEY = 16
+OPEN = ("/", "/docs", "/openapi.json", "/healthz", "/readyz")
+"""What needs no key: pages, which hold no secret, and whether the server lives."""
+PAGE = "/page/"
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+SAFE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
+}
+
+
+class Keys:
+    """API keys, of which only hashes are kept."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._hashes = [_hash(key) for key in keys]
+
+    def __bool__(self) -> bool:
+        return bool(self._hashes)
+
+    def admit(self, headers: Headers) -> bool:
+        """Whether a request has one of the keys; takes as long for a wrong one as for a right one."""
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        given = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        found = [hmac.compare_digest(_hash(given), known) for known in self._hashes]
+        return any(found)
+
+
+def _hash(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def read_keys(file: str, environment: Mapping[str, str]) -> Keys:
+    """Keys of a file, one on each line, and of the environment, with commas between them."""
+    keys = [key.strip() for key in environment.get(KEYS_VARIABLE, "").split(",")]
+    if file:
+        try:
+            lines = Path(file).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"the keys in {file} cannot be read ({error}).") from error
+        keys += [line.strip() for line in lines if not line.startswith("#")]
+    keys = [key for key in keys if key]
+    if file and not keys:
+        raise ConfigError(f"{file} has no key in it; write one on a line, such as {secrets.token_urlsafe(24)}")
+    if any(len(key) < SHORTEST_KEY for key in keys):
+        raise ConfigError(f"an API key must have at least {SHORTEST_KEY} characters; one of yours is shorter.")
+    return Keys(keys)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def require_protection(host: str, keys: Keys, insecure: bool) -> None:
+    """Raise if others could ask without a key, and nobody said that they may."""
+    if not (is_loopback(host) or keys or insecure):
+        raise ConfigError(
+            f"--host {host} lets other machines ask: give --api-key-file FILE or {KEYS_VARIABLE}, or --insecure if "
+            "anybody may."
+        )
+
+
+class Guard:
+    """Refuses what has no key, comes under a strange name, is too large or too slow; hands the rest on, read.
+
+    `hosts` are the names that the server may be called by, all if there are none: without keys, a web page could
+    otherwise reach a server on loopback by a name of its own. `full` tells that nothing more can be taken.
+    """
+
+    def __init__(
+        self, app: ASGIApp, keys: Keys, hosts: tuple[str, ...], options: Serving, full: Callable[[], bool]
+    ) -> None:
+        self.app, self.keys, self.hosts, self.full = app, keys, hosts, full
+        self.max_body, self.max_buffered = int(options.max_body_mb * 2**20), int(options.max_buffered_mb * 2**20)
+        self.max_body_mb, self.seconds = options.max_body_mb, options.upload_seconds
+        self.buffered = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_safely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in SAFE_HEADERS.items():
+                    headers.setdefault(name, value)
+                headers.setdefault("Cache-Control", "no-cache" if scope["path"].startswith(PAGE) else "no-store")
+            await send(message)
+
+        held = 0
+        try:
+            headers = Headers(scope=scope)
+            self._check(scope, headers)
+            if scope["method"] in ("GET", "HEAD"):
+                await self.app(scope, receive, send_safely)
+                return
+            body = bytearray()
+            try:
+                async with asyncio.timeout(self.seconds):
+                    async for chunk in _chunks(receive):
+                        held += len(chunk)
+                        self.buffered += len(chunk)
+                        body += chunk
+                        if len(body) > self.max_body:
+                            raise self._too_large()
+                        if self.buffered > self.max_buffered:
+                            raise busy()
+            except TimeoutError:
+                raise RefusedError(408, "slow_upload", f"the request was not there after {self.seconds:g} s.") from None
+            await self.app(scope, _replay(bytes(body), receive), send_safely)
+        except RefusedError as refusal:
+            refusal.headers.setdefault("Connection", "close")  # what is still being sent is not read
+            await refusal.response()(scope, receive, send_safely)
+        finally:
+            self.buffered -= held
+
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        """All that can be told from the headers."""
+        host = headers.get("host", "")
+        name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+        if self.hosts and name.lower() not in self.hosts:
+            raise RefusedError(421, "bad_host", "this server is not called by this name; --allowed-host adds names.")
+        if not self.keys and headers.get("sec-fetch-site") == "cross-site":
+            raise RefusedError(403, "cross_site", "pages of other sites may not ask this server.")
+        free = scope["path"] in OPEN or scope["path"].startswith(PAGE)
+        if self.keys and not free and not self.keys.admit(headers):
+            raise RefusedError(
+                401, "no_key", "a key is needed: Authorization: Bearer KEY.", {"WWW-Authenticate": "Bearer"}
+            )
+        length = headers.get("content-length", "0")
+        if not length.isdigit() or int(length) > self.max_body:
+            raise self._too_large()
+        if scope["method"] == "POST" and self.full():
+            raise busy()
+
+    def _too_large(self) -> RefusedError:
+        return RefusedError(
+            413, "too_large", f"the request has more than {self.max_body_mb:g} MiB; make the image smaller."
+        )
+
+
+async def _chunks(receive: Receive) -> AsyncIterator[bytes]:
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise RefusedError(400, "gone", "the client has left.")
+        yield message.get("body", b"")
+        if not message.get("more_body", False):
+            return
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """The body once, then whatever else comes."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replayed() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return replayed

@@ -1,0 +1,75 @@
+"""uvicorn, told to be careful: small headers, no waiting for who does not ask, an end that finishes what was begun."""
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from vitral.config import Serving
+from vitral.errors import ConfigError
+from vitral.serving.logs import log, log_to_stderr
+
+MAX_HEADERS = 16 * 1024
+HEADER_SECONDS = 10.0
+
+
+class Patient(H11Protocol):
+    """HTTP/1.1 that hangs up on a client whose first headers do not come."""
+
+    def connection_made(self, transport: Any) -> None:
+        """Start the clock."""
+        super().connection_made(transport)
+        self.timeout_first = self.loop.call_later(HEADER_SECONDS, self._hang_up)
+
+    def _hang_up(self) -> None:
+        if self.cycle is None and not self.transport.is_closing():
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        self.timeout_first.cancel()
+        super().connection_lost(exc)
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._when_started = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._when_started()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family, kind, protocol)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        made.set_inheritable(True)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"cannot listen on {host}, port {port} ({error}); give another --port or --host.") from error
+    return made
+
+
+def serve(app: ASGIApp, listening: socket.socket, options: Serving, say: Callable[[str], None]) -> None:
+    """Serve until a signal comes; `say` is told the address."""
+    log_to_stderr()
+    host, port = listening.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def started() -> None:
+        log("listening", url=url)
+        say(url)
+
+    config = uvicorn.Config(
+        app, http=Patient, ws="none", log_config=None, access_log=False, server_header=False, proxy_headers=False,
+        limit_concurrency=options.max_connections, h11_max_incomplete_event_size=MAX_HEADERS,
+        timeout_graceful_shutdown=int(options.deadline) + 1,
+    )  # fmt: skip
+    _Server(config, started).run(sockets=[listening])

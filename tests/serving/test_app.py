@@ -1,0 +1,287 @@
+"""Every address: what it answers, that library, command line and server say the same, and what it refuses."""
+
+import json
+
+import pytest
+import torch
+from tiny import KEY, as_form, as_json, client, picture
+
+import vitral
+from vitral.cli.main import main
+from vitral.errors import VitralError
+from vitral.inference.predictor import Predictor
+
+IMAGES = ["classify", "regress", "multilabel", "segment", "detect"]
+FORM = {"content-type": "multipart/form-data; boundary=b"}
+CONTENT = {"classify": "predictions", "regress": "values", "multilabel": "probabilities", "segment": "classes",
+           "detect": "objects", "translate": "texts"}  # fmt: skip
+
+
+def error(response, status, code):
+    """The sentence of a refusal."""
+    assert response.status_code == status, response.text
+    told = response.json()
+    assert list(told) == ["error"]
+    assert told["error"]["code"] == code
+    return told["error"]["message"]
+
+
+def same(a, b):
+    """Equal but for the last digits: a batch of another size may round differently."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == pytest.approx(b, rel=1e-4, abs=1e-5) if isinstance(a, float) else a == b
+
+
+@pytest.mark.parametrize("task", IMAGES)
+def test_library_command_line_and_server_say_the_same(runs, served, task, tmp_path, capsys):
+    kinds = [("PNG", {}), ("JPEG", {"quality": 90}), ("WEBP", {"lossless": True})]
+    files = []
+    for i in range(9):
+        kind, options = kinds[i % 3]
+        files.append(tmp_path / f"{i}.{kind.lower()}")
+        files[-1].write_bytes(picture(i, (40 + 9 * i, 60 + 31 * (i % 4)), kind, **options))
+    library = [a.content() for a in Predictor(runs[task]).predict(files)]
+    assert main(["predict", str(runs[task]), *map(str, files), "--top-k", "5", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    for i, path in enumerate(files):
+        send = (as_json if i % 2 else as_form)(path.read_bytes(), model=task)
+        response = served.post("/v1/predict", **send)
+        assert response.status_code == 200, response.text
+        told = response.json()
+        assert told["model"] == told["task"] == task
+        del printed[i]["image"]
+        for content in (library[i], printed[i]):
+            assert same(json.loads(json.dumps(content)), {k: told[k] for k in content})
+        assert CONTENT[task] in library[i]
+
+
+def test_texts_too(runs, served):
+    text = "twenty-one"
+    told = served.post("/v1/predict", json={"model": "translate", "text": text}).json()
+    (answer,) = Predictor(runs["translate"]).predict(text)
+    assert same(answer.content(), {"texts": told["texts"]})
+    form = served.post("/v1/predict", files={"text": (None, text), "model": (None, "translate")}).json()
+    assert form["texts"] == told["texts"]
+    assert "reads texts; send a text" in error(
+        served.post("/v1/predict", **as_form(picture(), model="translate")), 422, "bad_input"
+    )
+    assert "reads images; send an image" in error(
+        served.post("/v1/predict", json={"model": "classify", "text": text}), 422, "bad_input"
+    )
+    message = error(served.post("/v1/predict", json={"model": "translate", "text": "one " * 500}), 422, "bad_input")
+    with pytest.raises(VitralError) as raised:
+        Predictor(runs["translate"]).predict("one " * 500)
+    assert message == str(raised.value)
+
+
+@pytest.mark.parametrize("task", ["classify", "segment"])
+def test_embeddings_are_the_librarys(runs, served, task):
+    data = picture(3)
+    told = served.post("/v1/embed", **as_form(data, model=task)).json()
+    expected = Predictor(runs[task]).embed(data)[0]
+    assert torch.allclose(torch.tensor(told["embedding"]), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"layer": 1, "head": 0, "patch": (3, 5)},
+        {"method": "rollout"},
+        {"method": "relevance", "target": "3"},
+        {"method": "tokens", "layer": 0},
+        {"method": "positions"},
+    ],
+)
+def test_explanations_are_the_librarys(runs, served, asked):
+    data = picture(5)
+    expected = json.loads(json.dumps(vitral.explain(runs["classify"], data, **asked).to_dict()))
+    fields = {("class" if k == "target" else k): v for k, v in asked.items()}
+    form = fields | ({"patch": "3,5"} if "patch" in fields else {})
+    for send in (as_json(data, model="classify", **fields), as_form(data, model="classify", **form)):
+        response = served.post("/v1/explain", **send)
+        assert response.status_code == 200, response.text
+        told = response.json()
+        assert same(expected, {k: told[k] for k in expected})
+        assert told["rows"] is None
+    rows = served.post("/v1/explain", **as_json(data, model="classify", rows=True)).json()
+    assert rows["rows"]["queries"] == 17
+    assert rows["image"]
+
+
+def test_what_cannot_be_explained_is_said_in_the_librarys_words(runs, served):
+    data = picture()
+    for asked, code in [
+        ({"layer": 99}, "bad_input"), ({"method": "rollout", "layer": 1}, "bad_input"),
+        ({"method": "relevance", "class": "cat"}, "unknown_name"), ({"patch": [900, 1]}, "bad_input"),
+    ]:  # fmt: skip
+        message = error(served.post("/v1/explain", **as_json(data, model="classify", **asked)), 422, code)
+        asked = {("target" if k == "class" else k): v for k, v in asked.items()}
+        with pytest.raises(VitralError) as raised:
+            vitral.explain(runs["classify"], data, **asked)
+        assert message == str(raised.value)
+    refused = served.post("/v1/explain", **as_json(data, model="classify", method="occlusion"))
+    assert "method" in error(refused, 422, "bad_field")
+
+
+def test_models_health_and_metrics(served):
+    told = served.get("/v1/models").json()
+    assert [m["name"] for m in told["models"]] == [*IMAGES[:2], "multilabel", "segment", "detect", "translate"]
+    first = told["models"][0]
+    assert (first["task"], first["reads"], first["size"]) == ("classify", "image", [8, 8])
+    assert first["labels"] == list("0123456789")
+    assert "relevance" in first["explains"]
+    assert "occlusion" not in first["explains"]
+    assert "relevance" not in told["models"][4]["explains"]
+    assert told["models"][5]["explains"] == []
+    assert told["index"] is None
+    assert served.get("/healthz").json() == {"status": "ok"}
+    assert served.get("/readyz").json() == {"status": "ready"}
+    served.post("/v1/predict", **as_form(picture()))
+    numbers = served.get("/metrics").text
+    assert 'vitral_requests_total{path="/v1/predict",status="200"}' in numbers
+    assert 'vitral_batch_size_bucket{le="1.0",model="classify"}' in numbers
+    assert 'vitral_taken{model="classify"} 0.0' in numbers
+
+
+def test_the_first_model_is_the_default_and_an_unknown_one_is_named(served):
+    assert served.post("/v1/predict", **as_form(picture())).json()["model"] == "classify"
+    message = error(served.post("/v1/predict", **as_form(picture(), model="clasify")), 404, "unknown_model")
+    assert message == "unknown model 'clasify'; did you mean classify?"
+
+
+def test_a_bad_image_has_the_sentence_of_the_command_line(runs, served, tmp_path, capsys):
+    for data in (b"", b"not an image", picture()[:60], picture(kind="JPEG")[:100], b"GIF89a" + bytes(40)):
+        path = tmp_path / "image"
+        path.write_bytes(data)
+        main(["predict", str(runs["classify"]), str(path)])
+        printed = capsys.readouterr().out.strip().removeprefix(f"{path}: ")
+        for send in (as_form(data), as_json(data)):
+            assert error(served.post("/v1/predict", **send), 422, "bad_image") == printed.replace(str(path), "image")
+
+
+@pytest.mark.parametrize(
+    ("send", "status", "code", "says"),
+    [
+        ({"content": b"x"}, 415, "bad_content_type", "got 'no Content-Type'"),
+        ({"content": b"x", "headers": {"content-type": "image/png"}}, 415, "bad_content_type", "image/png"),
+        ({"content": b"{", "headers": {"content-type": "application/json"}}, 400, "bad_json", "not JSON"),
+        ({"json": []}, 422, "bad_field", "the body"),
+        ({"json": {}}, 422, "bad_input", "there is neither"),
+        ({"json": {"image": "", "text": "a"}}, 422, "bad_input", "not both"),
+        ({"json": {"image": "%%%"}}, 422, "bad_base64", "base64"),
+        ({"json": {"image": "data:image/png;base64,AAAA"}}, 422, "bad_base64", "prefix"),
+        ({"json": {"image": "AAAA", "top_k": 0}}, 422, "bad_field", "or equal to 1, got 0"),
+        ({"json": {"image": "AAAA", "top_k": "5"}}, 422, "bad_field", "top_k"),
+        ({"json": {"image": "AAAA", "topk": 5}}, 422, "unknown_name", "unknown field 'topk'; did you mean top_k?"),
+        ({"json": {"image": "AAAA", "url": "http://example.com/a.png"}}, 422, "unknown_name", "unknown field 'url'"),
+        ({"files": {"image": ("a", b"x"), "topk": (None, "5")}}, 422, "unknown_name", "did you mean top_k?"),
+        ({"files": {"image": ("a", b"x"), "top_k": (None, "many")}}, 422, "bad_field", "'many'"),
+        ({"files": {"image": ("a", b"x"), "model": (None, b"\xff")}}, 400, "bad_form", "not UTF-8"),
+        ({"files": [("image", ("a", b"x")), ("image", ("b", b"y"))]}, 400, "bad_form", "a name of its own"),
+        ({"content": b"--b\r\n", "headers": FORM}, 400, "bad_form", "cut short"),
+        ({"content": b"--b--", "headers": {"content-type": "multipart/form-data"}}, 400, "bad_form", ""),
+        ({"content": b"hello", "headers": FORM}, 400, "bad_form", ""),
+    ],
+)  # fmt: skip
+def test_a_bad_request_is_told_what_is_wrong(served, send, status, code, says):
+    assert says in error(served.post("/v1/predict", **send), status, code)
+
+
+def test_addresses_and_methods_that_do_not_exist(served):
+    assert "/docs" in error(served.get("/v2/predict"), 404, "not_found")
+    refused = served.get("/v1/predict")
+    error(refused, 405, "bad_method")
+    assert refused.headers["allow"] == "POST"
+    error(served.get("/page/../app.py"), 404, "not_found")
+    error(served.get("/page/%2e%2e/app.py"), 404, "not_found")
+
+
+def test_an_error_of_ours_says_nothing_of_how_it_came_about(runs, monkeypatch, caplog):
+    predictor = Predictor(runs["classify"])
+    monkeypatch.setattr(predictor, "answer", lambda *_: 1 / 0)
+    with client({"m": predictor}) as c:
+        response = c.post("/v1/predict", **as_form(picture()))
+    assert "an error of ours" in error(response, 500, "internal")
+    assert "ZeroDivision" not in response.text
+
+
+def test_headless_models_embed_and_say_that_they_cannot_predict():
+    model = vitral.create_model("vit_nano_conv_patch2_8", num_classes=0)
+    with client({"m": Predictor(model)}) as c:
+        assert "no classes" in error(c.post("/v1/predict", **as_form(picture())), 422, "bad_input")
+        assert len(c.post("/v1/embed", **as_form(picture())).json()["embedding"]) == model.config.embed_dim
+
+
+class FakeIndex:
+    """What the server asks of an index."""
+
+    def __init__(self, predictor, files):
+        self.predictor, self.files = predictor, files
+
+    def __len__(self):
+        return len(self.files)
+
+    def search(self, images, top_k):
+        from types import SimpleNamespace
+
+        assert all(image.dtype == torch.uint8 for image in images)
+        return [[SimpleNamespace(name=str(f), score=0.5) for f in self.files[:top_k]] for _ in images]
+
+
+def test_search_with_small_pictures_of_what_was_found(runs, tmp_path):
+    files = [tmp_path / "a.png", tmp_path / "gone.png", tmp_path / "b.png"]
+    files[0].write_bytes(picture(1))
+    files[2].write_bytes(picture(2, (400, 300)))
+    index = FakeIndex(Predictor(runs["classify"]), files)
+    with client({"m": runs["classify"]}, index=index) as c:
+        assert c.get("/v1/models").json()["index"] == 3
+        told = c.post("/v1/search", **as_form(picture(), top_k=2, thumbnails="true")).json()
+        assert [m["name"] for m in told["matches"]] == list(map(str, files[:2]))
+        assert [bool(m["thumbnail"]) for m in told["matches"]] == [True, False]
+        plain = c.post("/v1/search", **as_json(picture())).json()
+        assert [m["thumbnail"] for m in plain["matches"]] == [None] * 3
+        error(c.post("/v1/search", **as_form(b"junk")), 422, "bad_image")
+        error(c.post("/v1/search", **as_json(picture(), model="m")), 422, "bad_input")
+
+
+def test_without_an_index_search_says_so(served):
+    assert "--index" in error(served.post("/v1/search", **as_form(picture())), 404, "no_index")
+
+
+def test_pages_are_small_and_need_nothing_from_elsewhere(served):
+    names = ["/", "/docs", "/page/style.css", "/page/main.js", "/page/api.js", "/page/answer.js", "/page/look.js"]
+    names += ["/page/share.js", "/page/maps.js", "/page/docs.js", "/page/logo.svg", "/page/colours.json"]
+    names += [f"/page/samples/{n}.png" for n in ("window", "hills", "digit", "scene", "line")]
+    total = 0
+    for name in names:
+        response = served.get(name)
+        assert response.status_code == 200
+        assert "default-src 'none'" in response.headers["content-security-policy"]
+        assert response.headers["x-content-type-options"] == "nosniff"
+        total += len(response.content)
+        text = response.text if not name.endswith("png") else ""
+        assert "http://" not in text.replace("http://www.w3.org", "")
+        assert "https://" not in text
+    assert total < 200_000
+
+
+def test_each_key_opens_and_nothing_else_does(runs):
+    with client({"m": runs["classify"]}, keys=[KEY, "another-key-0123456789"]) as c:
+        for headers in (
+            {}, {"authorization": "Bearer wrong-wrong-wrong-wrong"}, {"authorization": KEY}, {"x-api-key": ""},
+            {"authorization": f"Basic {KEY}"}, {"authorization": f"Bearer {KEY}x"}, {"x-api-key": "é" * 20},
+        ):  # fmt: skip
+            for ask in (lambda h: c.get("/v1/models", headers=h), lambda h: c.get("/metrics", headers=h),
+                        lambda h: c.post("/v1/predict", headers=h, **as_form(picture()))):  # fmt: skip
+                sent = {k: v.encode() for k, v in headers.items()}
+                refused = ask(sent)
+                error(refused, 401, "no_key")
+                assert refused.headers["www-authenticate"] == "Bearer"
+        for headers in ({"authorization": f"Bearer {KEY}"}, {"x-api-key": "another-key-0123456789"}):
+            assert c.get("/v1/models", headers=headers).status_code == 200
+        for path in ("/", "/healthz", "/readyz", "/page/main.js", "/docs"):
+            assert c.get(path).status_code == 200

@@ -1,0 +1,225 @@
+"""Laws of batching, with threads that wait for the test rather than for time."""
+
+import asyncio
+import threading
+
+import pytest
+
+from vitral.config import Serving
+from vitral.serving.batching import Batcher, BusyError, LateError
+
+LONG = 60_000.0
+
+
+def run(scenario):
+    """Run a coroutine function that is bounded in time whatever happens."""
+    return asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+class Gate:
+    """A run that tells what it was given, and waits until it is let through."""
+
+    def __init__(self):
+        self.open, self.batches = threading.Event(), []
+        self.began = threading.Semaphore(0)
+
+    def __call__(self, key, items):
+        self.batches.append((key, list(items)))
+        self.began.release()
+        assert self.open.wait(60)
+        return [ValueError(item) if item == "bad" else (key, item) for item in items]
+
+    async def wait(self):
+        await asyncio.to_thread(self.began.acquire, True, 60)
+
+
+def later(seconds=60.0):
+    return asyncio.get_running_loop().time() + seconds
+
+
+async def ask(batcher, item, key="k", seconds=60.0):
+    with batcher.place():
+        return await batcher.send(key, item, later(seconds))
+
+
+async def settle():
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_one_alone_never_waits():
+    async def scenario():
+        gate = Gate()
+        gate.open.set()
+        batcher = Batcher(gate, Serving(wait_ms=LONG))
+        batcher.start()
+        for i in range(3):
+            assert (await ask(batcher, i)).result == ("k", i)
+        await batcher.close()
+        assert gate.batches == [("k", [0]), ("k", [1]), ("k", [2])]
+
+    run(scenario)
+
+
+def test_what_comes_meanwhile_travels_together_and_each_gets_its_own_result():
+    async def scenario():
+        gate = Gate()
+        batcher = Batcher(gate, Serving(wait_ms=LONG, max_batch=4))
+        batcher.start()
+        first = asyncio.create_task(ask(batcher, 0))
+        await gate.wait()
+        others = [asyncio.create_task(ask(batcher, i)) for i in range(1, 8)]
+        await settle()
+        gate.open.set()
+        done = await asyncio.gather(first, *others[:4])
+        assert [each.result for each in done] == [("k", i) for i in range(5)]
+        assert [each.batch for each in done] == [1, 4, 4, 4, 4]
+        assert gate.batches[:2] == [("k", [0]), ("k", [1, 2, 3, 4])]
+        await batcher.close()
+
+    run(scenario)
+
+
+def test_a_full_batch_leaves_and_a_crowd_is_waited_for():
+    """After a batch with three under way, the next waits for three: here for longer than the test may take."""
+
+    async def scenario():
+        gate = Gate()
+        batcher = Batcher(gate, Serving(wait_ms=LONG, max_batch=8))
+        batcher.start()
+        first = asyncio.create_task(ask(batcher, 0))
+        await gate.wait()
+        others = [asyncio.create_task(ask(batcher, i)) for i in (1, 2)]
+        await settle()
+        gate.open.set()
+        await first  # three were under way: two wait for a third
+        await settle()
+        assert len(gate.batches) == 1
+        third = asyncio.create_task(ask(batcher, 3))
+        await asyncio.gather(*others, third)
+        assert gate.batches[1] == ("k", [1, 2, 3])
+        await batcher.close()
+
+    run(scenario)
+
+
+def test_the_first_of_a_batch_does_not_wait_for_ever():
+    async def scenario():
+        gate = Gate()
+        batcher = Batcher(gate, Serving(wait_ms=1))
+        batcher.start()
+        first = asyncio.create_task(ask(batcher, 0))
+        await gate.wait()
+        second = asyncio.create_task(ask(batcher, 1))
+        await settle()
+        gate.open.set()
+        await asyncio.gather(first, second)  # two were under way, and nobody joins the second
+        await batcher.close()
+        assert [len(items) for _, items in gate.batches] == [1, 1]
+
+    run(scenario)
+
+
+def test_only_equal_keys_share_a_batch():
+    async def scenario():
+        gate = Gate()
+        batcher = Batcher(gate, Serving(wait_ms=0))
+        batcher.start()
+        first = asyncio.create_task(ask(batcher, 0))
+        await gate.wait()
+        tasks = [asyncio.create_task(ask(batcher, i, key)) for i, key in enumerate("abab")]
+        await settle()
+        gate.open.set()
+        done = await asyncio.gather(first, *tasks)
+        assert [each.result for each in done[1:]] == [("a", 0), ("b", 1), ("a", 2), ("b", 3)]
+        assert gate.batches[1:] == [("a", [0, 2]), ("b", [1, 3])]
+        await batcher.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_bad_apple_fails_alone(raises):
+    async def scenario():
+        begun, go = threading.Semaphore(0), threading.Event()
+
+        def work(key, items):
+            begun.release()
+            assert go.wait(60)
+            if raises and "bad" in items:
+                raise ValueError("bad")
+            return [ValueError("bad") if item == "bad" else item for item in items]
+
+        batcher = Batcher(work, Serving(wait_ms=0))
+        batcher.start()
+        first = asyncio.create_task(ask(batcher, 0))
+        await asyncio.to_thread(begun.acquire, True, 60)
+        tasks = [asyncio.create_task(ask(batcher, item)) for item in (1, "bad", 2)]
+        await settle()
+        go.set()
+        good = await asyncio.gather(first, *tasks, return_exceptions=True)
+        assert [good[i].result for i in (0, 1, 3)] == [0, 1, 2]
+        assert isinstance(good[2], ValueError)
+        await batcher.close()
+
+    run(scenario)
+
+
+def test_beyond_the_queue_one_is_refused_at_once_and_taken_again_later():
+    async def scenario():
+        gate = Gate()
+        batcher = Batcher(gate, Serving(max_queue=3, wait_ms=0))
+        batcher.start()
+        tasks = [asyncio.create_task(ask(batcher, i)) for i in range(3)]
+        await gate.wait()
+        assert batcher.full
+        assert batcher.taken == 3
+        with pytest.raises(BusyError):
+            await ask(batcher, 3)
+        gate.open.set()
+        await asyncio.gather(*tasks)
+        assert (await ask(batcher, 4)).result == ("k", 4)
+        await batcher.close()
+
+    run(scenario)
+
+
+def test_after_its_deadline_a_question_is_given_up_and_not_run():
+    async def scenario():
+        gate = Gate()
+        batcher = Batcher(gate, Serving(wait_ms=0))
+        batcher.start()
+        first = asyncio.create_task(ask(batcher, 0))
+        await gate.wait()
+        with pytest.raises(LateError):
+            await ask(batcher, "late", seconds=0.001)
+        second = asyncio.create_task(ask(batcher, 1))
+        await settle()
+        gate.open.set()
+        await asyncio.gather(first, second)
+        assert gate.batches == [("k", [0]), ("k", [1])]
+        assert batcher.taken == 0
+        await batcher.close()
+
+    run(scenario)
+
+
+def test_closing_finishes_what_was_taken_and_takes_no_more():
+    async def scenario():
+        gate = Gate()
+        batcher = Batcher(gate, Serving(wait_ms=LONG))
+        batcher.start()
+        tasks = [asyncio.create_task(ask(batcher, i)) for i in range(5)]
+        await gate.wait()
+        closing = asyncio.create_task(batcher.close())
+        await settle()
+        assert not batcher.alive
+        with pytest.raises(BusyError):
+            await ask(batcher, 5)
+        assert not closing.done()
+        gate.open.set()
+        done = await asyncio.gather(*tasks)
+        await closing
+        assert [each.result for each in done] == [("k", i) for i in range(5)]
+
+    run(scenario)
