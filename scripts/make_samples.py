@@ -9,7 +9,6 @@ import numpy as np
 from PIL import Image
 
 from vitral.data.sources.digits import load_digits
-from vitral.data.sources.digits_lines import make_digit_lines
 from vitral.data.sources.scenes_digits import make_digit_scenes
 
 FOLDER = Path(__file__).parents[1] / "src" / "vitral" / "serving" / "page" / "samples"
@@ -48,8 +47,7 @@ def main() -> None:
     """Write all of them."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     made = {"window": window(), "hills": hills()}
-    scenes, (lines, _) = make_digit_scenes(train=8, test=2), make_digit_lines(8, 2, 2)
-    for name, data, place in (("digit", load_digits(), 7), ("scene", scenes, 1), ("line", lines, 3)):
+    for name, data, place in (("digit", load_digits(), 7), ("scene", make_digit_scenes(train=8, test=2), 1)):
         pixels = data.images.read(place, "rgb", None).permute(1, 2, 0).numpy()
         made[name] = Image.fromarray(np.ascontiguousarray(pixels)).quantize(32)
     for name, picture in made.items():

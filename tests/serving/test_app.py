@@ -255,7 +255,7 @@ def test_without_an_index_search_says_so(served):
 def test_pages_are_small_and_need_nothing_from_elsewhere(served):
     names = ["/", "/docs", "/page/style.css", "/page/main.js", "/page/api.js", "/page/answer.js", "/page/look.js"]
     names += ["/page/share.js", "/page/maps.js", "/page/docs.js", "/page/logo.svg", "/page/colours.json"]
-    names += [f"/page/samples/{n}.png" for n in ("window", "hills", "digit", "scene", "line")]
+    names += [f"/page/samples/{n}.png" for n in ("window", "hills", "digit", "scene")]
     total = 0
     for name in names:
         response = served.get(name)

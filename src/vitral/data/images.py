@@ -100,6 +100,10 @@ def read_image(
         return _decode(data, mode, at_least, limits, name)
     except ImageError:
         raise
+    except Image.DecompressionBombError:
+        raise ImageError(
+            f"{name} has more pixels than any limit allows ({limits.max_pixels:,}); make it smaller."
+        ) from None
     except UnidentifiedImageError:
         raise ImageError(f"{name} is not an image of a known format ({', '.join(_FORMATS)}).") from None
     except Exception as error:  # decoders raise nearly anything on broken files

@@ -46,13 +46,15 @@ class _Server(uvicorn.Server):
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket that listens."""
+    made = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         made = socket.socket(family, kind, protocol)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
-        made.set_inheritable(True)
     except (OSError, OverflowError) as error:
+        if made is not None:
+            made.close()
         raise ConfigError(f"cannot listen on {host}, port {port} ({error}); give another --port or --host.") from error
     return made
 

@@ -61,7 +61,7 @@ export function show(answer, labels, colours) {
 // Boxes and masks, in the picture's own pixels, drawn at `scale`.
 export function drawOn(pen, answer, labels, colours, scale) {
   if (answer?.task === "detect") drawBoxes(pen, answer, labels, colours, scale);
-  if (answer?.task === "segment") drawMask(pen, answer, labels, colours);
+  if (answer?.task === "segment") drawMask(pen, answer, labels, colours, scale);
 }
 
 function drawBoxes(pen, answer, labels, colours, scale) {
@@ -81,7 +81,7 @@ function drawBoxes(pen, answer, labels, colours, scale) {
   }
 }
 
-function drawMask(pen, answer, labels, colours) {
+function drawMask(pen, answer, labels, colours, scale) {
   const [H, W] = answer.size, numbers = new Int16Array(H * W);
   for (const { label, rle } of answer.classes) {
     const number = labels.indexOf(label);
@@ -93,12 +93,19 @@ function drawMask(pen, answer, labels, colours) {
     }
   }
   const layer = new OffscreenCanvas(W, H), brush = layer.getContext("2d"), pixels = brush.createImageData(W, H);
+  const across = i => i % W && numbers[i - 1] !== numbers[i], down = i => i >= W && numbers[i - W] !== numbers[i], thin = scale > 2;
   for (let i = 0; i < H * W; i++) {
-    const n = numbers[i], edge = (i % W && numbers[i - 1] !== n) || (i >= W && numbers[i - W] !== n);
-    if (edge) pixels.data.set([255, 255, 255, 255], 4 * i);
+    const n = numbers[i];
+    if (!thin && (across(i) || down(i))) pixels.data.set([255, 255, 255, 255], 4 * i);
     else if (n > 0) pixels.data.set([...colours.classes[(n - 1) % 256], 128], 4 * i);
   }
   brush.putImageData(pixels, 0, 0);
   pen.imageSmoothingEnabled = false;
   pen.drawImage(layer, 0, 0, pen.canvas.width, pen.canvas.height);
+  pen.fillStyle = "#fff";
+  if (thin) for (let i = 0; i < H * W; i++) {  // lines between large pixels
+    const x = (i % W) * scale, y = Math.floor(i / W) * scale;
+    if (across(i)) pen.fillRect(x - 1, y - 1, 2, scale + 2);
+    if (down(i)) pen.fillRect(x - 1, y - 1, scale + 2, 2);
+  }
 }

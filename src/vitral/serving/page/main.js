@@ -6,7 +6,7 @@ import { Look, NAMES } from "/page/look.js";
 import { rgb } from "/page/maps.js";
 import { share } from "/page/share.js";
 
-const SAMPLES = ["window.png", "hills.png", "digit.png", "scene.png", "line.png"];
+const SAMPLES = ["window.png", "hills.png", "digit.png", "scene.png"];
 const LARGEST = 1600, $ = id => document.getElementById(id);
 const canvas = $("canvas"), pen = canvas.getContext("2d");
 let models = [], index = null, colours, timer = null, asking = null;
@@ -109,7 +109,7 @@ async function choose(view, signal = asking?.signal) {
     $("cls").hidden = !attention || !l.cls;
     $("mapLabel").hidden = !several;
     if (several) $("map").replaceChildren(...l.titles.map((title, i) => element("option", { value: i, textContent: title, selected: i === l.map })));
-    const note = [l.about, `shown: ${l.part}`, l.packed.note].filter(Boolean).join("; ");
+    const note = [attention ? "" : l.about, `shown: ${l.part}`, l.packed.note].filter(Boolean).join("; ");
     $("lookNote").textContent = note;
     $("lookNote").hidden = !note;
   }
@@ -159,7 +159,7 @@ function drawLook(l) {
       brush.fillRect(i, 0, 1, 1);
     }
   }
-  $("layer").value = l.layer; $("layerSays").textContent = `${l.layer} of ${l.packed.layers}`;
+  $("layer").value = l.layer; $("layerSays").textContent = l.layer;
   $("head").value = l.head; $("headSays").textContent = l.head < 0 ? "mean" : l.packed.heads[l.head] ?? "mean";
   $("strengthSays").textContent = `${strength} %`;
   $("play").textContent = timer ? "Stop" : "Play blocks";
@@ -231,6 +231,15 @@ function suit() {
   const text = model().reads === "text";
   $("images").hidden = text;
   $("texts").hidden = !text;
+  if (!state.answer) $("answer").replaceChildren(element("p", { className: "soft" }, about(model())));
+}
+function about({ task, labels, size }) {
+  const some = labels.slice(0, 12).join(", ") + (labels.length > 12 ? ", …" : ""), n = labels.length;
+  const does = { classify: `Tells ${n} classes apart: ${some}.`, multilabel: `Finds which of ${n} labels fit: ${some}.`,
+    segment: `Gives every pixel one of ${n} classes: ${some}.`, detect: `Finds objects of ${n} classes: ${some}.`,
+    regress: `Tells ${some}.`, tag: `Tags the words of a text: ${some}.`, caption: "Writes what it sees.",
+    translate: "Translates a text.", complete: "Goes on with a text." }[task];
+  return does + (size ? ` It sees pictures as ${size[1]} x ${size[0]} pixels.` : "");
 }
 
 async function begin() {

@@ -1,0 +1,306 @@
+"""Who may ask and how much: in this process where that is enough, over a real socket where it is not."""
+
+import base64
+import http.client
+import json
+import socket
+import subprocess
+import sys
+import zlib
+from urllib.parse import urlsplit
+
+import pytest
+from process import serving
+from test_app import error
+from tiny import KEY, as_form, as_json, client, picture
+
+from vitral.cli.main import main
+from vitral.errors import ConfigError
+from vitral.serving import models, security
+from vitral.serving.security import LOOPBACK, is_loopback, read_keys, require_protection
+
+# ---- keys ----
+
+
+def test_keys_come_from_a_file_and_the_environment(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text(f"# ours\n{KEY}\n\n another-key-0123456789 \n")
+    keys = read_keys(str(file), {"VITRAL_API_KEYS": "third-key-0123456789,fourth-key-0123456789"})
+    for key in (KEY, "another-key-0123456789", "third-key-0123456789", "fourth-key-0123456789"):
+        assert keys.admit(security.Headers({"x-api-key": key}))
+    assert not keys.admit(security.Headers({"x-api-key": "# ours"}))
+    assert not read_keys("", {})
+    assert KEY not in repr(vars(keys))
+
+
+def test_bad_keys_are_said_without_being_shown(tmp_path):
+    short = tmp_path / "short"
+    short.write_text("hunter2\n")
+    with pytest.raises(ConfigError, match="at least 16 characters") as raised:
+        read_keys(str(short), {})
+    assert "hunter2" not in str(raised.value)
+    (tmp_path / "none").write_text("# nothing\n")
+    with pytest.raises(ConfigError, match="has no key in it"):
+        read_keys(str(tmp_path / "none"), {})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_keys(str(tmp_path / "missing"), {})
+
+
+def test_comparing_looks_at_every_key(monkeypatch):
+    seen = []
+    monkeypatch.setattr(security.hmac, "compare_digest", lambda a, b: seen.append(b) or a == b)
+    keys = security.Keys(["first-key-0123456789", "second-key-0123456789", "third-key-0123456789"])
+    assert keys.admit(security.Headers({"x-api-key": "first-key-0123456789"}))
+    assert len(seen) == 3
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
+def test_other_machines_need_a_key(host, runs, capsys):
+    assert not is_loopback(host)
+    require_protection(host, security.Keys([KEY]), insecure=False)
+    require_protection(host, security.Keys([]), insecure=True)
+    assert main(["serve", str(runs["classify"]), "--host", host]) == 2
+    assert "--api-key-file FILE or VITRAL_API_KEYS, or --insecure" in capsys.readouterr().err
+
+
+def test_loopback_needs_none():
+    for host in ("127.0.0.1", "127.8.8.8", "::1", "localhost"):
+        require_protection(host, security.Keys([]), insecure=False)
+
+
+# ---- names and sites ----
+
+
+def test_without_keys_a_strange_name_or_another_site_is_refused(runs):
+    with client({"m": runs["classify"]}, hosts=(*LOOPBACK, "models.example")) as c:
+        for host in ("127.0.0.1:8000", "localhost", "LOCALHOST:1", "[::1]:8000", "[::1]", "models.example"):
+            assert c.get("/v1/models", headers={"host": host}).status_code == 200, host
+        for host in ("evil.example", "127.0.0.1.evil.example:8000", ""):
+            error(c.get("/v1/models", headers={"host": host}), 421, "bad_host")
+        site = {"sec-fetch-site": "cross-site"}
+        error(c.post("/v1/predict", headers=site, **as_form(picture())), 403, "cross_site")
+        assert c.get("/v1/models", headers={"sec-fetch-site": "same-origin"}).status_code == 200
+
+
+# ---- how much ----
+
+
+def test_large_bodies_are_refused_with_and_without_a_length(runs):
+    def chunks():
+        for _ in range(40):
+            yield bytes(100_000)
+
+    with client({"m": runs["classify"]}, max_body_mb=1) as c:
+        assert "more than 1 MiB" in error(c.post("/v1/predict", **as_form(bytes(2**20))), 413, "too_large")
+        error(c.post("/v1/predict", content=chunks(), headers={"content-type": "application/json"}), 413, "too_large")
+        error(c.get("/healthz", headers={"content-length": "-1"}), 413, "too_large")
+        assert c.app.middleware_stack is not None
+        assert c.post("/v1/predict", **as_form(picture())).status_code == 200
+
+
+def test_all_bodies_together_are_bounded(runs):
+    with client({"m": runs["classify"]}, max_buffered_mb=0.05) as c:
+        refused = c.post("/v1/predict", **as_form(bytes(60_000)))
+        error(refused, 503, "busy")
+        assert refused.headers["retry-after"] == "1"
+        assert c.post("/v1/predict", **as_form(picture())).status_code == 200  # what was refused is forgotten
+
+
+def test_a_full_queue_is_refused_before_the_body_is_read(runs):
+    with client({"m": runs["classify"]}, max_queue=1) as c:
+        batcher = c.app.state.server.models["m"].batcher
+        with batcher.place():
+            refused = c.post("/v1/predict", **as_form(picture()))
+            error(refused, 503, "busy")
+            assert refused.headers["retry-after"] == "1"
+        assert c.post("/v1/predict", **as_form(picture())).status_code == 200
+
+
+def test_a_deadline_is_kept(runs):
+    with client({"m": runs["classify"]}, deadline=0.001, wait_ms=60_000) as c:
+        c.app.state.server.models["m"].batcher._crowd = 2  # it waits for another
+        assert "--deadline" in error(c.post("/v1/predict", **as_form(picture())), 504, "late")
+
+
+def bomb(side):
+    """A PNG of that many white pixels, in a few kilobytes."""
+
+    def chunk(kind, data):
+        return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+
+    header = side.to_bytes(4, "big") * 2 + bytes([1, 0, 0, 0, 0])
+    pixels = zlib.compress(bytes((side + 7) // 8 + 1) * side, 9)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+def test_bombs_are_refused_by_their_header(served, runs):
+    data = bomb(20_000)
+    assert len(data) < 200_000
+    for path in ("/v1/predict", "/v1/embed", "/v1/explain"):
+        assert "more pixels than any limit allows (50,000,000)" in error(
+            served.post(path, **as_form(data)), 422, "bad_image"
+        )
+    assert "8000 x 8000 pixels, more than the limit of 50,000,000" in error(
+        served.post("/v1/predict", **as_form(bomb(8000))), 422, "bad_image"
+    )
+    with client({"m": runs["classify"]}, max_pixels=1000) as c:
+        assert "more than the limit of 1,000" in error(c.post("/v1/predict", **as_form(picture())), 422, "bad_image")
+
+
+def test_what_is_also_something_else_is_read_as_a_picture_alone(served):
+    data = picture()
+    plain = served.post("/v1/predict", **as_form(data)).json()["predictions"]
+    for more in (b"<script>alert(1)</script>", b"PK\x03\x04" + bytes(200), b"%PDF-1.7\n"):
+        assert served.post("/v1/predict", **as_form(data + more)).json()["predictions"] == plain
+    for other in (b"%PDF-1.7\n" + data, b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"MZ" + data):
+        error(served.post("/v1/predict", **as_form(other)), 422, "bad_image")
+
+
+def test_no_file_is_written_or_opened_by_a_request(served, monkeypatch):
+    served.post("/v1/predict", **as_form(picture()))
+    opened = []
+    sys.addaudithook(lambda event, args: opened.append(args[0]) if watching and event == "open" else None)
+    watching = True
+    large = picture(0, (900, 900), "BMP")  # above what form parsers like to keep in memory
+    assert len(large) > 2**21
+    for send in (as_form(large), as_json(large)):
+        for path in ("/v1/predict", "/v1/embed", "/v1/explain"):
+            assert served.post(path, **send).status_code == 200
+    watching = False
+    assert [str(path) for path in opened if "passwd" in str(path) or "tmp" in str(path)] == []
+
+
+# ---- names of models ----
+
+
+def test_models_are_named_by_folder_file_or_hand(tmp_path):
+    (tmp_path / "runs" / "cats").mkdir(parents=True)
+    file = tmp_path / "a=b.v2.safetensors"
+    file.touch()
+    named = models.name_sources([f"{tmp_path}/runs/cats/", f"mine={file}", "hf-hub:owner/dogs", "other=hf-hub:o/n"])
+    assert list(named) == ["cats", "mine", "dogs", "other"]
+    assert named["mine"] == str(file)
+    with pytest.raises(ConfigError.__mro__[1], match="two models are called cats"):
+        models.name_sources([f"{tmp_path}/runs/cats", f"cats={file}"])
+    with pytest.raises(ConfigError.__mro__[1], match="cannot be the name"):
+        models.name_sources(["a b=runs/x"])
+
+
+def test_what_is_missing_is_said(capsys, monkeypatch):
+    assert main(["serve"]) == 2
+    assert "no model is named" in capsys.readouterr().err
+    monkeypatch.setattr("vitral.cli.serve.find_spec", lambda name: None if name == "uvicorn" else 1)
+    assert main(["serve", "runs/x"]) == 2
+    assert "uvicorn is needed: pip install 'vitral[serve]'" in capsys.readouterr().err
+
+
+def test_help_imports_no_server():
+    code = "import sys; from vitral.cli.main import main; main(['serve', '--help']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for module in ("fastapi", "uvicorn", "torch", "prometheus_client"):
+        assert module not in done.stdout.split("\n")[-2].split()
+
+
+# ---- over a socket ----
+
+
+@pytest.fixture(scope="module")
+def process(runs):
+    options = ("--upload-seconds", "0.5", "--max-body-mb", "1")
+    with serving(runs["classify"], *options) as (url, _, _):
+        yield urlsplit(url)
+
+
+def raw(address, data, end=b""):
+    """What comes back for bytes, until the server hangs up or ten seconds have passed."""
+    with socket.create_connection((address.hostname, address.port), timeout=10) as s:
+        s.sendall(data)
+        received = b""
+        while chunk := s.recv(65536):
+            received += chunk
+            if end and end in received:
+                break
+    return received
+
+
+@pytest.mark.slow
+def test_it_listens_on_loopback_and_answers(process):
+    c = http.client.HTTPConnection(process.hostname, process.port, timeout=30)
+    body = json.dumps({"image": base64.b64encode(picture()).decode()})
+    c.request("POST", "/v1/predict", body, {"Content-Type": "application/json"})
+    response = c.getresponse()
+    assert response.status == 200
+    assert len(json.loads(response.read())["predictions"]) == 5
+    assert "server" not in {k.lower() for k, _ in response.getheaders()}
+    assert process.hostname == "127.0.0.1"
+    c.close()
+
+
+@pytest.mark.slow
+def test_slow_uploads_huge_headers_and_nonsense_are_hung_up_on(process):
+    head = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    slow = raw(process, head + b"Content-Length: 100\r\n\r\n{")
+    assert slow.startswith(b"HTTP/1.1 408")
+    assert b"slow_upload" in slow
+    huge = raw(process, head + b"X-A: " + b"a" * 40_000 + b"\r\n\r\n")
+    assert huge.startswith(b"HTTP/1.1 400")
+    assert raw(process, b"\x16\x03\x01 hello\r\n\r\n").startswith(b"HTTP/1.1 400")
+    large = raw(process, head + b"Content-Length: 99999999\r\n\r\n")
+    assert large.startswith(b"HTTP/1.1 413")
+    chunk = b"10000\r\n" + bytes(65536) + b"\r\n"
+    chunked = raw(process, head + b"Transfer-Encoding: chunked\r\n\r\n" + chunk * 18, end=b"too_large")
+    assert chunked.startswith(b"HTTP/1.1 413")
+    alive = raw(process, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    assert alive.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.slow
+def test_logs_are_json_without_keys_images_or_names(runs, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text(KEY)
+    data = picture()
+    with serving(runs["classify"], "--api-key-file", keys) as (url, _, logged):
+        address = urlsplit(url)
+        c = http.client.HTTPConnection(address.hostname, address.port, timeout=30)
+        secret = base64.b64encode(data).decode()
+        body = json.dumps({"image": secret})
+        for key in (KEY, "wrong-wrong-wrong-wrong"):
+            headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+            c.request("POST", "/v1/predict?token=query-secret", body, headers)
+            response = c.getresponse()
+            response.read()
+            if response.getheader("connection") == "close":
+                c.close()
+        boundary = b'--b\r\nContent-Disposition: form-data; name="image"; filename="my-secret-name.png"\r\n\r\n'
+        form = boundary + data + b"\r\n--b--\r\n"
+        c.request("POST", "/v1/predict", form, {"Content-Type": "multipart/form-data; boundary=b", "X-Api-Key": KEY})
+        assert c.getresponse().status == 200
+        c.close()
+    lines = [json.loads(line) for line in logged]
+    requests = [line for line in lines if line["event"] == "request"]
+    assert [line["status"] for line in requests] == [200, 401, 200]
+    assert requests[0]["path"] == "/v1/predict"
+    assert requests[0]["model"] == "classify"
+    for hidden in (KEY, "wrong-wrong", secret[:40], "my-secret-name", "query-secret"):
+        assert hidden not in "\n".join(logged)
+
+
+@pytest.mark.slow
+def test_a_port_that_is_taken_is_said_at_once(process, runs, capsys):
+    assert main(["serve", str(runs["classify"]), "--port", str(process.port)]) == 2
+    assert f"cannot listen on 127.0.0.1, port {process.port}" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_after_a_kill_it_starts_again(runs):
+    with serving(runs["classify"]) as (url, process, _):
+        address = urlsplit(url)
+        s = socket.create_connection((address.hostname, address.port), timeout=10)
+        s.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n")
+        process.kill()
+        process.wait(30)
+        s.close()
+    with serving(runs["classify"]) as (url, process, _):
+        assert raw(urlsplit(url), b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").endswith(
+            b'{"status":"ready"}'
+        )
