@@ -22,17 +22,24 @@ SMALL = {"model": "vit_micro_conv_patch8_64", "epochs": 1, "batch_size": 8, "qui
 NANO = {"model": "vit_nano_conv_patch2_8", "epochs": 1, "batch_size": 256, "quiet": True}
 
 
-def train_runs(folder):
+TASKS = ("classify", "regress", "multilabel", "segment", "detect", "translate")
+
+
+def train_runs(folder, tasks=TASKS):
     """A run of each task, hardly trained: what is asked is whether all ways give the same, not whether it is right."""
     scenes = make_digit_scenes(train=16, test=4)
-    model = redraw(vitral.create_model("vit_nano_conv_patch2_8", num_classes=10))
-    model.labels = list("0123456789")
-    vitral.save_model(model, folder / "classify", layout="vitral")
-    vitral.train(make_rotated_digits(1, 1), out=folder / "regress", task="regress", img_size=8, **NANO)
-    for task in ("multilabel", "segment", "detect"):
-        vitral.train(scenes, out=folder / task, task=task, **SMALL)
-    vitral.train(make_numbers(40, 8, 8), out=folder / "translate", epochs=1, quiet=True)
-    return {name: folder / name for name in ("classify", "regress", "multilabel", "segment", "detect", "translate")}
+    for task in tasks:
+        if task == "classify":
+            model = redraw(vitral.create_model("vit_nano_conv_patch2_8", num_classes=10))
+            model.labels = list("0123456789")
+            vitral.save_model(model, folder / task, layout="vitral")
+        elif task == "translate":
+            vitral.train(make_numbers(40, 8, 8), out=folder / task, epochs=1, quiet=True)
+        elif task == "regress":
+            vitral.train(make_rotated_digits(1, 1), out=folder / task, task=task, img_size=8, **NANO)
+        else:
+            vitral.train(scenes, out=folder / task, task=task, **SMALL)
+    return {task: folder / task for task in tasks}
 
 
 def picture(seed=0, size=(40, 52), kind="PNG", **options):

@@ -1,0 +1,194 @@
+"""The server's page in a browser: a picture in, an answer out, and what the model looks at; laptop and phone."""
+
+from pathlib import Path
+
+import pytest
+from process import serving
+from tiny import picture, train_runs
+
+import vitral
+
+pytestmark = pytest.mark.slow
+NAMELESS = """[...document.querySelectorAll("button, input, select, textarea, a, img, canvas, [role=img]")]
+  .filter(e => e.checkVisibility() && !(e.ariaLabel || e.labels?.length || e.textContent.trim() || e.title ||
+    e.closest("[role=img], [aria-hidden]") || e.hasAttribute("alt")))
+  .map(e => e.outerHTML.slice(0, 80))"""
+CONTRASTS = """(() => {
+  const part = v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
+  const parts = c => c.match(/[\\d.]+/g).slice(0, 3).map(v => part(v / 255));
+  const light = c => { const [r, g, b] = parts(c); return .2126 * r + .7152 * g + .0722 * b; };
+  const clear = c => /, 0\\)$|transparent/.test(c);
+  const ground = e => { while (e && clear(getComputedStyle(e).backgroundColor)) e = e.parentElement;
+    return e ? getComputedStyle(e).backgroundColor : "rgb(255, 255, 255)"; };
+  return [...document.querySelectorAll("p, span, label, button, h2, a, output, summary")]
+    .filter(e => e.checkVisibility() && e.textContent.trim())
+    .map(e => { const a = light(getComputedStyle(e).color), b = light(ground(e));
+      return (Math.max(a, b) + .05) / (Math.min(a, b) + .05); });
+})()"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return train_runs(tmp_path_factory.mktemp("page"), ("classify", "segment", "detect", "translate"))
+
+
+@pytest.fixture(scope="module")
+def address(runs):
+    with serving(*runs.values()) as (url, _, _):
+        yield url
+
+
+def opened(browser, address, width=1280, **options):
+    page = browser.new_page(viewport={"width": width, "height": 860}, **options)
+    page.said, page.asked = [], []
+    page.on("console", lambda message: page.said.append(message.text))
+    page.on("pageerror", lambda error: page.said.append(str(error)))
+    page.on("request", lambda request: page.asked.append(request.url))
+    page.goto(address)
+    page.locator("#samples button >> nth=3").wait_for()
+    return page
+
+
+@pytest.fixture
+def page(browser, address):
+    page = opened(browser, address)
+    yield page
+    assert page.said == []
+    assert [url for url in page.asked if not url.startswith((address, "data:", "blob:"))] == []
+    page.close()
+
+
+def upload(page, data, name="picture.png", model="classify"):
+    if page.input_value("#model") != model:
+        page.select_option("#model", model)
+    page.set_input_files("#file", {"name": name, "mimeType": "image/png", "buffer": data})
+    page.locator("#timing:not(:empty)").wait_for()
+    page.locator("#busy").wait_for(state="hidden")
+
+
+def looks_most(explained, layer, query):
+    """Row and column, from 1, that the mean of heads looks at most."""
+    rows, (_, columns) = explained.rows, explained.grid
+    mean = (rows.shares[layer, :, query].double() / 255 * rows.largest[layer, :, query, None]).mean(0)
+    return f"row {int(mean.argmax()) // columns + 1}, column {int(mean.argmax()) % columns + 1}"
+
+
+def test_from_upload_to_prediction_to_patch_to_block(page, runs):
+    data = picture(3)
+    upload(page, data)
+    (expected,) = vitral.Predictor(runs["classify"]).predict(data)
+    names = page.locator("#answer .name span:first-child").all_inner_texts()
+    assert names == expected.labels
+    made = vitral.explain(runs["classify"], data, interactive=True)
+    rows, columns = made.grid
+    say = page.locator("#say")
+    assert say.inner_text().startswith(f"[CLS] looks most at {looks_most(made, 3, 0)}: ")
+    box = page.locator("#canvas").bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 2.5 / columns, box["y"] + box["height"] * 1.5 / rows)
+    query = 1 + columns + 2
+    assert say.inner_text().startswith(f"The patch in row 2, column 3 looks most at {looks_most(made, 3, query)}: ")
+    assert "block 3, mean of heads" in say.inner_text()
+    page.locator("#layer").fill("1")
+    assert say.inner_text().startswith(f"The patch in row 2, column 3 looks most at {looks_most(made, 1, query)}: ")
+    assert "block 1" in say.inner_text()
+    page.locator("#head").fill("0")
+    assert "head 0" in say.inner_text()
+    frame = page.locator("#frame").bounding_box()
+    assert frame["width"] == pytest.approx(box["width"] / columns, abs=1)
+
+
+def test_other_maps_and_keys(page):
+    upload(page, picture(4))
+    for view, title in (
+        ("rollout", "rollout, mean of heads"),
+        ("relevance", "gradient x attention"),
+        ("gradcam", "Grad-CAM"),
+    ):
+        page.check(f"#views input[value={view}]")
+        page.locator(f"#say:has-text('{title}: ')").wait_for()
+    page.select_option("#map", "1")
+    assert page.inner_text("#say").startswith("integrated gradients: ")
+    page.check("#views input[value=attention]")
+    page.locator("#say:has-text('[CLS]')").wait_for()
+    page.focus("#stage")
+    page.keyboard.press("[")
+    assert "block 2" in page.inner_text("#say")
+    page.keyboard.press("ArrowRight")
+    assert page.inner_text("#say").startswith("The patch in row 3, column 4 ")
+    page.keyboard.press("c")
+    assert page.inner_text("#say").startswith("[CLS]")
+    page.check("#views input[value=picture]")
+    page.locator("#lookCard").wait_for(state="hidden")
+
+
+def test_a_text_file_gets_the_servers_sentence_and_the_next_picture_an_answer(browser, address):
+    page = opened(browser, address)
+    page.set_input_files("#file", {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"not a picture"})
+    page.locator("#error").wait_for()
+    assert page.inner_text("#error").startswith("image is not an image of a known format")
+    assert page.get_attribute("#error", "role") == "alert"
+    assert all("422" in line for line in page.said)  # what chromium says of any answer that is not 2xx
+    upload(page, picture())
+    assert page.locator("#error").is_hidden()
+    page.close()
+
+
+def test_boxes_masks_and_texts(page):
+    for model in ("segment", "detect"):
+        upload(page, picture(1, (64, 64)), model=model)
+        assert page.is_checked("#views input[value=picture]")
+        assert page.locator("#canvas").is_visible()
+    page.select_option("#model", "translate")
+    page.fill("#text", "twenty-one")
+    page.click("#texts button")
+    page.locator("#answer .written").first.wait_for()
+
+
+def test_samples_paste_and_share(page):
+    page.click("#samples button[title=window]")
+    page.locator("#timing:not(:empty)").wait_for()
+    with page.expect_download() as saved:
+        page.click("#share")
+    assert saved.value.suggested_filename == "vitral.png"
+    assert Path(saved.value.path()).read_bytes().startswith(b"\x89PNG")
+
+
+def test_it_is_named_for_those_who_do_not_see_it(page):
+    upload(page, picture())
+    nameless = page.evaluate(NAMELESS)
+    assert nameless == []
+    assert page.get_attribute("html", "lang") == "en"
+    assert page.locator("h1").count() == 1
+    assert page.get_attribute("#stage", "aria-label").startswith("Attention: ")
+    assert page.get_attribute("#answer", "aria-live") == "polite"
+    ids = page.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id)")
+    assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_it_fits_the_screen_and_can_be_read(browser, address, width, scheme):
+    page = opened(browser, address, width, color_scheme=scheme)
+    upload(page, picture())
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    contrasts = page.evaluate(CONTRASTS)
+    assert len(contrasts) > 20
+    assert min(contrasts) >= 4.5
+    page.close()
+
+
+def test_a_key_is_asked_for_once(browser, runs, tmp_path):
+    (tmp_path / "keys").write_text("a-key-of-24-characters-x\n")
+    with serving(runs["classify"], "--api-key-file", tmp_path / "keys") as (url, _, _):
+        page = browser.new_page()
+        page.goto(url)
+        page.fill("#keyInput", "a-key-of-24-characters-x")
+        page.click("#keyDialog button.primary")
+        page.locator("#samples button >> nth=3").wait_for()
+        upload(page, picture())
+        page.reload()
+        page.locator("#samples button >> nth=3").wait_for()
+        assert page.locator("#keyDialog").is_hidden()
+        page.goto(f"{url}/docs")
+        page.locator("h2:has-text('/v1/predict')").wait_for()
+        page.close()
