@@ -45,6 +45,8 @@ TYPES = {
 THUMBNAIL = 160
 """Longer side of a small picture."""
 T = TypeVar("T")
+PREDICTION: TypeAdapter[Any] = TypeAdapter(schema.Prediction)
+EMBEDDED, EXPLAINED, SEARCHED = map(TypeAdapter, (schema.Embedded, schema.Explained, schema.Searched))
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": schema.Error} for status in (400, 401, 403, 404, 408, 413, 415, 421, 422, 500, 503, 504)
 }
@@ -99,12 +101,11 @@ class Server:
         told = {name: round(1000 * seconds, 2) for name, seconds in timing.items()} | {"batch": done.batch}
         return done, {"model": served.name, "timing": told}
 
-    async def answer(self, kind: Any, make: Callable[[], dict[str, Any]]) -> Response:
+    async def answer(self, kind: TypeAdapter[Any], make: Callable[[], dict[str, Any]]) -> Response:
         """A response of that type; large ones would keep the event loop busy."""
 
         def dump() -> bytes:
-            adapter = TypeAdapter(kind)
-            return adapter.dump_json(adapter.validate_python(make(), strict=False), by_alias=True)
+            return kind.dump_json(kind.validate_python(make(), strict=False), by_alias=True)
 
         return Response(await self.read(dump), media_type="application/json")
 
@@ -152,14 +153,14 @@ def _add_questions(app: FastAPI, server: Server) -> None:
         served = find(asked.model)
         done, told = await server.ask(request, served, models.Predict(asked.top_k), item)
         told |= {"task": served.predictor.task.name, "note": done.result.note}
-        return await server.answer(schema.Prediction, lambda: told | done.result.content())
+        return await server.answer(PREDICTION, lambda: told | done.result.content())
 
     @post("/v1/embed", schema.EmbedRequest, schema.Embedded)
     async def embed(request: Request) -> Response:
         """The vector that a model's head receives."""
         asked, item = await server.understand(request, schema.EmbedRequest)
         done, told = await server.ask(request, find(asked.model), models.Embed(), item)
-        return await server.answer(schema.Embedded, lambda: told | {"embedding": done.result.tolist()})
+        return await server.answer(EMBEDDED, lambda: told | {"embedding": done.result.tolist()})
 
     @post("/v1/explain", schema.ExplainRequest, schema.Explained)
     async def explain(request: Request) -> Response:
@@ -174,7 +175,7 @@ def _add_questions(app: FastAPI, server: Server) -> None:
             also = {} if made.rows is None else {"rows": pack_rows(made.rows), "image": png_base64(made.image)}
             return told | made.to_dict() | also
 
-        return await server.answer(schema.Explained, content)
+        return await server.answer(EXPLAINED, content)
 
     @post("/v1/search", schema.SearchRequest, schema.Searched)
     async def search(request: Request) -> Response:
@@ -195,7 +196,7 @@ def _add_questions(app: FastAPI, server: Server) -> None:
             ]
             return told | {"matches": found}
 
-        return await server.answer(schema.Searched, content)
+        return await server.answer(SEARCHED, content)
 
 
 def thumbnail(path: str) -> str | None:

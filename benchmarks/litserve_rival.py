@@ -1,0 +1,46 @@
+"""A rival of benchmarks/serve.py: litserve with our predictor. Its workers import the class, hence this file."""
+
+from typing import Any
+
+import litserve
+
+from vitral import Predictor
+
+
+class Served(litserve.LitAPI):
+    """Decoding included, and litserve's own batching."""
+
+    def __init__(self, source: str, top_k: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.source, self.top_k = source, top_k
+
+    def setup(self, device: str) -> None:
+        """In the worker."""
+        self.predictor = Predictor(self.source)
+
+    def decode_request(self, request: Any) -> bytes:
+        """The file of a form."""
+        return request["image"].file.read()
+
+    def batch(self, inputs: list[bytes]) -> list[bytes]:
+        """As they are."""
+        return inputs
+
+    def predict(self, x: list[bytes]) -> list[Any]:
+        """Answers for a batch."""
+        return [answer.content()["predictions"] for answer in self.predictor.predict(x, self.top_k)]
+
+    def unbatch(self, output: list[Any]) -> list[Any]:
+        """As they are."""
+        return output
+
+    def encode_response(self, output: Any) -> dict[str, Any]:
+        """As the others answer."""
+        return {"predictions": output}
+
+
+def serve_litserve(source: str, port: int, top_k: int) -> None:
+    """Serve until killed."""
+    api = Served(source, top_k, max_batch_size=16, batch_timeout=0.004, api_path="/v1/predict")
+    server = litserve.LitServer(api, accelerator="cpu", healthcheck_path="/healthz", timeout=60)
+    server.run(port=port, host="127.0.0.1", generate_client_file=False, log_level="error")

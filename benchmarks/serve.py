@@ -1,0 +1,275 @@
+"""Closed-loop load on loopback: vitral serve beside plain handlers and litserve, each a process of its own, in one run.
+
+    python benchmarks/serve.py [--model vit_small_patch16_224] [--clients 1 8 32] [--seconds 20] [--soak 30]
+
+Clients send one JPEG after another and wait for each answer. The rivals take turns: vitral serve; the same `Predictor`
+in a plain FastAPI handler, without batching; the same in litserve, with its batching; timm, eager, in a plain handler.
+All have the same weights and must give the same labels. Prints images per second, ratios and latencies; then, for
+--soak seconds, how long answers take with twice the clients that the queue holds, where the excess gets 503, and what
+that does to memory. Writes benchmarks/results/serve.json.
+"""
+
+import argparse
+import asyncio
+import io
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from PIL import Image
+
+from measure import write_json
+
+HERE = Path(__file__).resolve()
+TOP_K = 5
+
+
+# ---- the rivals, each in a process of its own ----
+
+
+def plain_handler(answer: Any) -> Any:
+    """A FastAPI application as one writes it first: read the form, run the model in a worker thread."""
+    from fastapi import FastAPI, File
+
+    app = FastAPI()
+
+    @app.post("/v1/predict")
+    def predict(image: bytes = File()) -> dict[str, Any]:
+        return {"predictions": answer(image)}
+
+    @app.get("/healthz")
+    def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    return app
+
+
+def predict_with_vitral(source: str) -> Any:
+    from vitral import Predictor
+
+    predictor = Predictor(source)
+    return lambda image: predictor.predict(image, TOP_K)[0].content()["predictions"]
+
+
+def predict_with_timm(source: str) -> Any:
+    """timm's model and transform, with the weights of the source."""
+    import torch
+
+    from peers import import_timm
+    from vitral import load_model
+
+    timm = import_timm()
+    ours = load_model(source)
+    model = timm.create_model(Path(source).name, num_classes=ours.config.num_classes, img_size=ours.config.image)
+    model.load_state_dict(ours.state_dict())
+    model.eval()
+    p = ours.preprocess
+    transform = timm.data.create_transform(
+        input_size=(3, *ours.config.image), mean=p.mean, std=p.std, interpolation=p.interpolation, crop_pct=p.crop_pct
+    )
+
+    @torch.inference_mode()
+    def answer(data: bytes) -> list[dict[str, Any]]:
+        x = transform(Image.open(io.BytesIO(data)).convert("RGB"))
+        values, order = model(x[None])[0].softmax(0).topk(TOP_K)
+        labels = ours.labels or [str(i) for i in range(ours.config.num_classes)]
+        return [{"label": labels[i], "probability": v} for v, i in zip(values.tolist(), order.tolist(), strict=True)]
+
+    return answer
+
+
+def run_rival(name: str, source: str, port: int) -> None:
+    """Serve until killed."""
+    import uvicorn
+
+    if name == "litserve":
+        from litserve_rival import serve_litserve
+
+        serve_litserve(source, port, TOP_K)
+        return
+    answer = {"plain": predict_with_vitral, "timm": predict_with_timm}[name](source)
+    uvicorn.run(plain_handler(answer), host="127.0.0.1", port=port, log_level="error")
+
+
+@contextmanager
+def started(name: str, source: str, *options: str):
+    """A rival that answers, as its address and process."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    if name == "vitral":
+        command = [sys.executable, "-m", "vitral", "serve", source, "--port", str(port), *options]
+    else:
+        command = [sys.executable, str(HERE), "--rival", name, "--source", source, "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(600):
+            try:
+                if httpx.get(f"{url}/healthz", timeout=5).status_code == 200:
+                    break
+            except httpx.HTTPError:
+                assert process.poll() is None, f"{name} did not start"
+            time.sleep(0.2)
+        yield url, process
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+# ---- the load ----
+
+
+def pictures(count: int, size: tuple[int, int] = (400, 500)) -> list[bytes]:
+    """JPEGs of smooth noise."""
+    made = []
+    for seed in range(count):
+        small = np.random.default_rng(seed).integers(0, 256, (size[0] // 16, size[1] // 16, 3), np.uint8)
+        buffer = io.BytesIO()
+        Image.fromarray(small).resize((size[1], size[0]), Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
+        made.append(buffer.getvalue())
+    return made
+
+
+async def load(url: str, clients: int, seconds: float, data: list[bytes]) -> tuple[list[float], Counter[int]]:
+    """Seconds of each answer that came, and how often each status came."""
+    took: list[float] = []
+    statuses: Counter[int] = Counter()
+    end = time.perf_counter() + seconds
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
+
+        async def one(number: int) -> None:
+            i = number
+            while time.perf_counter() < end:
+                began = time.perf_counter()
+                response = await client.post(
+                    "/v1/predict", files={"image": ("a.jpg", data[i % len(data)], "image/jpeg")}
+                )
+                statuses[response.status_code] += 1
+                if response.status_code == 200:
+                    took.append(time.perf_counter() - began)
+                else:
+                    await asyncio.sleep(float(response.headers.get("retry-after", 1)) / 10)
+                i += clients
+
+        await asyncio.gather(*(one(i) for i in range(clients)))
+    return took, statuses
+
+
+def quantile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
+
+
+def check_same(urls: dict[str, str], data: bytes) -> None:
+    """All rivals answer with the same labels; timm decodes with Pillow, and so with slightly other pixels."""
+    answers = {}
+    for name, url in urls.items():
+        response = httpx.post(f"{url}/v1/predict", files={"image": ("a.jpg", data, "image/jpeg")}, timeout=120)
+        response.raise_for_status()
+        answers[name] = response.json()["predictions"]
+    for name, told in answers.items():
+        best = {p["label"]: p["probability"] for p in answers["vitral"]}
+        assert told[0]["label"] in best, f"{name} answers {told[0]}, vitral {answers['vitral'][0]}"
+        assert abs(told[0]["probability"] - best[told[0]["label"]]) < 0.02
+
+
+def overload(url: str, process: subprocess.Popen[bytes], clients: int, seconds: float, data: list[bytes]) -> dict:
+    """What twice as many as can wait get, and what it does to memory."""
+    asyncio.run(load(url, clients, min(10, seconds), data))
+    before = resident(process.pid)
+    took, statuses = asyncio.run(load(url, clients, seconds, data))
+    after = resident(process.pid)
+    return {
+        "clients": clients, "seconds": seconds, "statuses": dict(statuses), "per_second": len(took) / seconds,
+        "p50": quantile(took, 0.5), "p99": quantile(took, 0.99), "rss_growth": after / before - 1,
+    }  # fmt: skip
+
+
+def resident(pid: int) -> int:
+    """Resident memory of a process, in bytes."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="vit_small_patch16_224")
+    parser.add_argument("--img-size", type=int)
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--rivals", nargs="+", default=["vitral", "plain", "litserve", "timm"])
+    parser.add_argument("--seconds", type=float, default=20, help="time of each load")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--soak", type=float, default=30, help="seconds at twice what can wait")
+    parser.add_argument("--out", default="serve", help="name of the result")
+    parser.add_argument("--rival", help=argparse.SUPPRESS)
+    parser.add_argument("--source", help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    o = parser.parse_args()
+    if o.rival:
+        run_rival(o.rival, o.source, o.port)
+        return
+
+    from vitral import create_model, save_model
+    from vitral.config import Serving
+
+    data = pictures(16)
+    with tempfile.TemporaryDirectory() as folder:
+        source = str(Path(folder) / o.model)
+        save_model(create_model(o.model, img_size=o.img_size, seed=0) if o.img_size else create_model(o.model, seed=0),
+                   source, layout="vitral")  # fmt: skip
+        speeds: dict[tuple[str, int], list[float]] = {}
+        latencies: dict[tuple[str, int], list[float]] = {}
+        checked = False
+        for turn in range(o.rounds):
+            for name in o.rivals[turn % len(o.rivals) :] + o.rivals[: turn % len(o.rivals)]:
+                with started(name, source) as (url, _):
+                    if not checked and name != "vitral":
+                        with started("vitral", source) as (ours, _):
+                            check_same({"vitral": ours, name: url}, data[0])
+                    asyncio.run(load(url, max(o.clients), min(3.0, o.seconds), data))  # warm
+                    for clients in o.clients:
+                        took, statuses = asyncio.run(load(url, clients, o.seconds, data))
+                        assert set(statuses) == {200}, statuses
+                        speeds.setdefault((name, clients), []).append(len(took) / o.seconds)
+                        latencies.setdefault((name, clients), []).extend(took)
+            checked = True
+        queue = Serving().max_queue
+        with started("vitral", source) as (url, process):
+            over = overload(url, process, 2 * queue, o.soak, data)
+    rows = []
+    print(f"{o.model}: images per second, median of {o.rounds} rounds of {o.seconds:g} s")
+    print(" clients      rival   per second   vitral is    p50 ms    p99 ms")
+    for clients in o.clients:
+        for name in o.rivals:
+            mine = statistics.median(speeds[name, clients])
+            ratios = [a / b for a, b in zip(speeds["vitral", clients], speeds[name, clients], strict=True)]
+            took = latencies[name, clients]
+            rows.append(
+                {"clients": clients, "rival": name, "per_second": mine, "ratio": statistics.median(ratios)}
+                | {"rounds": speeds[name, clients], "p50": quantile(took, 0.5), "p99": quantile(took, 0.99)}
+            )
+            r = rows[-1]
+            print(
+                f"{clients:8} {name:>10} {mine:12.1f} {r['ratio']:10.2f}x {1000 * r['p50']:9.1f} {1000 * r['p99']:9.1f}"
+            )
+    print(
+        f"{over['clients']} clients on a queue of {queue} for {o.soak:g} s: {over['per_second']:.1f} a second, p99 "
+        f"{1000 * over['p99']:.0f} ms, statuses {over['statuses']}, memory {over['rss_growth']:+.1%}"
+    )
+    print(write_json(o.out, {"model": o.model, "rows": rows, "overload": over}))
+
+
+if __name__ == "__main__":
+    main()
