@@ -3,6 +3,7 @@
 from typing import Any
 
 import litserve
+from fastapi import Request
 
 from vitral import Predictor
 
@@ -18,9 +19,9 @@ class Served(litserve.LitAPI):
         """In the worker."""
         self.predictor = Predictor(self.source)
 
-    def decode_request(self, request: Any) -> bytes:
+    def decode_request(self, request: Request) -> Any:
         """The file of a form."""
-        return request["image"].file.read()
+        return request["image"].file.read()  # pyright: ignore[reportIndexIssue]  # litserve hands the form over
 
     def batch(self, inputs: list[bytes]) -> list[bytes]:
         """As they are."""

@@ -284,12 +284,11 @@ class Error(Typed):
 def body_schema(model: type[Asked]) -> dict[str, Any]:
     """A request body for OpenAPI: JSON, or a form with the image as a file."""
     schema = model.model_json_schema()
-    one = {"oneOf": [{"required": ["image"]}, {"required": ["text"]}]}
-    form = {**schema, "properties": dict(schema["properties"]), "title": f"{schema['title']}Form", **one}
+    form = {**schema, "properties": dict(schema["properties"]), "title": f"{schema['title']}Form"}
     form["properties"]["image"] = {"type": "string", "format": "binary", "description": "The image file."}
     if "patch" in form["properties"]:
         form["properties"]["patch"] = {"type": "string", "pattern": "^[0-9]{1,6},[0-9]{1,6}$"}
         for name, kind in (("layer", "integer"), ("head", "integer"), ("class", "string")):
             form["properties"][name] = {"type": kind}
-    content = {"application/json": {"schema": {**schema, **one}}, "multipart/form-data": {"schema": form}}
-    return {"required": True, "content": content}
+    content = {"application/json": {"schema": schema}, "multipart/form-data": {"schema": form}}
+    return {"required": True, "content": content, "description": "Either an image or a text."}
