@@ -31,13 +31,15 @@ class JSONLines(logging.Formatter):
 
 
 def log_to_stderr() -> None:
-    """Write the server's own lines, and warnings of uvicorn, as JSON."""
+    """Write the server's own lines, and warnings of everything else, as JSON."""
     handler = logging.StreamHandler()
     handler.setFormatter(JSONLines())
-    for name, level in (("vitral.serve", logging.INFO), ("uvicorn", logging.WARNING)):
-        logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(level)
+    logging.captureWarnings(True)
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(logging.WARNING)
+    LOGGER.setLevel(logging.INFO)
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # what is wrong with a form is told to who sent it
 
 
 def log(event: str, **fields: Any) -> None:
