@@ -1,4 +1,5 @@
 import io
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -187,3 +188,21 @@ def test_even_scaling_keeps_every_pixel_in_its_place(decoder):
     ):
         x = read_image(encode(gradient(*size), "JPEG"), at_least=AtLeast(*wanted, even=True))
         assert tuple(x.shape[1:]) == expected
+
+
+def test_threads_that_decode_at_once_leave_warnings_as_they_were():
+    """The first to begin is here the first to end: the other still decodes in peace, and then all is as before."""
+    before = list(warnings.filters)
+    one, other = module._unwarned(), module._unwarned()
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    warnings.warn("about metadata", UserWarning, stacklevel=1)  # an error, were it not ignored
+    other.__exit__(None, None, None)
+    assert warnings.filters == before
+
+
+def test_a_bomb_that_pillow_refuses_has_a_sentence_too(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    with pytest.raises(ImageError, match="more pixels than any limit allows"):
+        read_image(encode(gradient()))

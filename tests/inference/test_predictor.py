@@ -186,3 +186,15 @@ def test_evaluation_merges_too(tmp_path, capsys):
     assert abs(json.loads(capsys.readouterr().out)["loss"] - plain["loss"]) > 1e-4
     assert main(["eval", str(tmp_path / "run"), "digits", "--merge", "2", "--probe", "knn"]) == 2
     assert "leave them out with --probe" in capsys.readouterr().err
+
+
+def test_a_batch_made_ready_one_by_one_is_answered_as_a_whole(predictor, pictures):
+    ready = [predictor.ready(path, f"picture {i}") for i, path in enumerate(pictures)]
+    answers = list(predictor.answer(ready, top_k=2))
+    assert [answer.name for answer in answers] == [f"picture {i}" for i in range(len(pictures))]
+    for answer, expected in zip(answers, predictor.predict(pictures, top_k=2), strict=True):
+        assert answer.labels == expected.labels
+        assert answer.probabilities == pytest.approx(expected.probabilities, abs=1e-6)
+    assert torch.allclose(predictor.vectors([one.x for one in ready]), predictor.embed(pictures), atol=1e-5)
+    with pytest.raises(ImageError, match="is empty"):
+        predictor.ready(b"", "nothing")
