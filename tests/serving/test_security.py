@@ -304,3 +304,27 @@ def test_after_a_kill_it_starts_again(runs):
         assert raw(urlsplit(url), b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").endswith(
             b'{"status":"ready"}'
         )
+
+
+@pytest.mark.slow
+def test_told_to_stop_it_finishes_what_it_took_and_takes_no_more(runs):
+    body = json.dumps({"image": base64.b64encode(picture()).decode()}).encode()
+    head = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n"
+    with serving(runs["classify"]) as (url, process, _):
+        address = urlsplit(url)
+        with socket.create_connection((address.hostname, address.port), timeout=30) as s:
+            s.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body))
+            assert s.recv(1000).startswith(b"HTTP/1.1 100")  # it has begun to read
+            process.terminate()
+            for _ in range(10_000):  # until it has heard
+                try:
+                    socket.create_connection((address.hostname, address.port), timeout=30).close()
+                except OSError:
+                    break
+            s.sendall(body)
+            received = b""
+            while chunk := s.recv(65536):
+                received += chunk
+        assert received.startswith(b"HTTP/1.1 200")
+        assert b'"predictions"' in received
+        process.wait(30)
