@@ -19,6 +19,7 @@ import torch
 
 from measure import write_json
 from vitral import create_model
+from vitral.models.vit import VisionTransformer
 
 CHILD = """
 import json, sys
@@ -73,6 +74,7 @@ def main() -> None:
     ours, theirs = added["vitral"] / 1e6, added["transformers"] / 1e6
     print(f"rows add {ours:.0f} MB, in transformers (output_attentions=True) {theirs:.0f} MB: 1/{1 / share:.0f}")
     model, x = create_model("vit_small_patch8_224", seed=0).eval(), torch.randn(8, 3, 224, 224)
+    assert isinstance(model, VisionTransformer)
     times: dict[str, list[float]] = {"plain": [], "rows": []}
     with torch.inference_mode():
         for _ in range(6):

@@ -17,6 +17,7 @@ from torch import Tensor
 from measure import gemm_rate, interleave, multiply_adds, ratio, write_json
 from peers import import_timm, import_transformers
 from vitral import create_model
+from vitral.config import ViTConfig
 
 
 def rivals(size: str) -> dict[str, Callable[[Tensor], Tensor]]:
@@ -26,6 +27,7 @@ def rivals(size: str) -> dict[str, Callable[[Tensor], Tensor]]:
     from_timm = timm.create_model(f"vit_{size}_patch16_224").eval()
     from_timm.load_state_dict(ours.state_dict())
     c = ours.config
+    assert isinstance(c, ViTConfig)
     config = transformers.ViTConfig(
         hidden_size=c.embed_dim,
         num_hidden_layers=c.depth,

@@ -19,7 +19,7 @@ class Served(litserve.LitAPI):
         """In the worker."""
         self.predictor = Predictor(self.source)
 
-    def decode_request(self, request: Request) -> Any:
+    def decode_request(self, request: Request, **options: Any) -> Any:
         """The file of a form."""
         return request["image"].file.read()  # pyright: ignore[reportIndexIssue]  # litserve hands the form over
 
@@ -27,7 +27,7 @@ class Served(litserve.LitAPI):
         """As they are."""
         return inputs
 
-    def predict(self, x: list[bytes]) -> list[Any]:
+    def predict(self, x: list[bytes], **options: Any) -> list[Any]:
         """Answers for a batch."""
         return [answer.content()["predictions"] for answer in self.predictor.predict(x, self.top_k)]
 
@@ -35,7 +35,7 @@ class Served(litserve.LitAPI):
         """As they are."""
         return output
 
-    def encode_response(self, output: Any) -> dict[str, Any]:
+    def encode_response(self, output: Any, **options: Any) -> dict[str, Any]:
         """As the others answer."""
         return {"predictions": output}
 

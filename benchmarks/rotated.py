@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from measure import write_json
 from vitral.api import resolve_config
-from vitral.config import Preprocess, TrainConfig
+from vitral.config import Preprocess, TrainConfig, ViTConfig
 from vitral.data.inputs import ImageInputs
 from vitral.data.loader import TrainLoader
 from vitral.data.noise import Noise
@@ -110,6 +110,7 @@ def main() -> None:
     config = replace(resolve_config(data, {}), max_minutes=options.minutes, epochs=1000)
     task = make_task(None, data, config)
     spec = model_spec(config.model, in_chans=1, num_classes=1)
+    assert isinstance(spec.config, ViTConfig)
     cost = model_cost(spec.config).macs
     width = min(range(4, 128, 2), key=lambda w: abs(macs(SmallCNN(w), 32) - cost))
     found: dict[str, Any] = {}

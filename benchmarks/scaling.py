@@ -22,6 +22,7 @@ import torch.nn.functional as F
 
 from measure import interleave, write_json
 from vitral import create_model
+from vitral.config import ViTConfig
 from vitral.models.cost import model_cost
 from vitral.models.zoo import model_spec
 
@@ -61,6 +62,7 @@ def times_at(side: int, seconds: float) -> dict[str, float]:
     x = torch.randn(1, 3, side, side)
     models = {name: create_model(model, img_size=side, seed=0).eval() for name, model in NAMES.items()}
     c = models["ViT-S/16"].config
+    assert isinstance(c, ViTConfig)
     q, k, v = torch.randn(3, 1, c.num_heads, model_cost(c).tokens, c.embed_dim // c.num_heads)
 
     def attention() -> None:
