@@ -11,11 +11,14 @@ from vitral.config import (
     RegressOptions,
     ResNetConfig,
     SegmenterConfig,
+    SwinConfig,
     ViTConfig,
 )
 from vitral.inference.predictor import Predictor
+from vitral.models.cnn import ResNet
 from vitral.models.detector import Detector
 from vitral.models.segmenter import Segmenter
+from vitral.models.swin import SwinTransformer
 from vitral.models.vit import VisionTransformer
 from vitral.tasks.multilabel import Multilabel
 from vitral.tasks.regress import Regress
@@ -23,8 +26,11 @@ from vitral.tasks.regress import Regress
 LABELS = ["ant", "bee", "cow", "dog", "emu"]
 VIT = ViTConfig(img_size=16, patch_size=4, num_classes=5, embed_dim=24, depth=2, num_heads=3, reg_tokens=1)
 BACKBONE = replace(VIT, num_classes=0)
+SWIN = SwinConfig(
+    img_size=16, patch_size=2, num_classes=5, embed_dim=8, depths=(2, 2), num_heads=(2, 4), window_size=3
+)  # fmt: skip
 DETECTOR = DetectorConfig(
-    vit=BACKBONE, num_classes=4, embed_dim=32, num_heads=4, mlp_width=40, num_queries=7, encoder_layers=1,
+    backbone=BACKBONE, num_classes=4, embed_dim=32, num_heads=4, mlp_width=40, num_queries=7, encoder_layers=1,
     decoder_layers=2,
 )  # fmt: skip
 MODELS = {
@@ -35,8 +41,10 @@ MODELS = {
     "embed": lambda: VisionTransformer(BACKBONE),
     "segment": lambda: Segmenter(SegmenterConfig(backbone=BACKBONE, num_classes=3, head="conv", width=16)),
     "segment mask": lambda: Segmenter(SegmenterConfig(backbone=BACKBONE, num_classes=3, head="mask")),
+    "swin": lambda: SwinTransformer(SWIN),
+    "cnn": lambda: ResNet(ResNetConfig(kind="resnet8", img_size=16, num_classes=5)),
     "detect": lambda: Detector(replace(DETECTOR, queries="anchors")),
-    "detect learned": lambda: Detector(replace(DETECTOR, vit=None, cnn=ResNetConfig(kind="resnet18", num_classes=0))),
+    "detect learned": lambda: Detector(replace(DETECTOR, backbone=ResNetConfig(kind="resnet18", num_classes=0))),
 }
 
 

@@ -1175,6 +1175,8 @@ class CompareConfig(Options):
         object.__setattr__(self, "fractions", tuple(sorted(map(float, self.fractions))))
         self._check_numbers(["seeds"], 1, whole=True)
         self._check_numbers(["images"], 0, whole=True)
+        if self.images == 1:
+            raise ConfigError("images must be 0, or at least 2 to compare with each other, got 1.")
         if self.max_macs is not None:
             self._check_numbers(["max_macs"], 1)
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 from process import serving
+from small_server import picture, train_runs
 
 import vitral
-from tiny import picture, train_runs
 
 pytestmark = pytest.mark.slow
 NAMELESS = """[...document.querySelectorAll("button, input, select, textarea, a, img, canvas, [role=img]")]

@@ -1,6 +1,7 @@
 """The whole comparison on the embedded digits, with models and budgets as small as they get."""
 
 import json
+import random
 import re
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from helpers import stop_after
 from vitral.cli.main import main
 from vitral.comparison.experiment import Result
 from vitral.comparison.plan import make_plan
-from vitral.comparison.verdict import judge, summarize
+from vitral.comparison.verdict import TIMES, judge, summarize
 from vitral.config import CompareConfig, TrainConfig
 from vitral.data.sources.open import open_data
 from vitral.errors import CheckpointError, ConfigError, DataError
@@ -124,8 +125,8 @@ class TestVerdict:
         assert (verdict.best, verdict.second, verdict.clear) == ("b", "a", True)
         assert verdict.spread == pytest.approx(0.02)  # the hypotenuse of two spreads of 0.0141
         assert sentence == (
-            "With 100 % of the training images b is best (61.00 %), 10.00 points before a: more than the spread over "
-            "seeds (2.00 points)."
+            "With 100 % of the training images b is best (61.00 %), 10.00 points before a: more than chance gives "
+            "with 2 seeds (6.08 points)."
         )
 
     def test_a_gap_within_the_spread_and_each_share_for_itself(self):
@@ -133,7 +134,18 @@ class TestVerdict:
         rows = summarize([result(*key, v, i) for key, pair in values.items() for i, v in enumerate(pair)])
         verdicts = judge(rows)
         assert [(v.fraction, v.best, v.clear) for v, _ in verdicts] == [(0.1, "b", False), (1.0, "a", True)]
-        assert ": not more than the spread" in verdicts[0][1]
+        assert ": not more than chance gives with 2 seeds" in verdicts[0][1]
+
+    def test_two_equal_models_are_called_different_in_one_case_of_twenty(self):
+        """Drawn from one normal distribution, for each number of seeds that the table has."""
+        numbers = random.Random(0)
+        for seeds in TIMES:
+            called = 0
+            for _ in range(4000):
+                values = {m: [numbers.gauss(0.5, 0.01) for _ in range(seeds)] for m in "ab"}
+                rows = summarize([result(m, 1.0, v, i) for m, some in values.items() for i, v in enumerate(some)])
+                called += bool(judge(rows)[0][0].clear)
+            assert called / 4000 == pytest.approx(0.05, abs=0.013)
 
     def test_one_seed_and_one_model_claim_nothing(self):
         ((verdict, sentence),) = judge(summarize([result("a", 0.2, 0.5), result("b", 0.2, 0.4)]))

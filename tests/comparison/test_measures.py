@@ -67,10 +67,13 @@ class TestField:
         model = redraw(create_model(name, seed=0))
         field = effective_field(lambda x: model.patch_embed(x).mT.unflatten(2, (4, 4)), images(2, 3, 32, 32))
         seen = (field > 0).nonzero()
-        theory = theoretical_fields(model.config, 2)
+        theory = theoretical_fields(model.config, (2, 2))
         assert theory["kind"] == "token"
-        first, last = max(theory["start"], 0), min(theory["start"] + theory["side"], 32) - 1
-        assert (seen.min(0).values.tolist(), seen.max(0).values.tolist()) == ([first] * 2, [last] * 2)
+        first = [max(start, 0) for start in theory["start"]]
+        last = [min(start + theory["side"], 32) - 1 for start in theory["start"]]
+        assert (seen.min(0).values.tolist(), seen.max(0).values.tolist()) == (first, last)
+        above, left = theoretical_fields(model.config, (1, 3))["start"]
+        assert (above, left) == (theory["start"][0] - 8, theory["start"][1] + 8)
 
 
 class TestTranslation:
@@ -175,6 +178,18 @@ class TestDistance:
         found = attention_distances(model, images(2, 1, 24, 24))
         assert found[0] == pytest.approx([2 * square] * 2, rel=1e-5)
         assert found[1] == pytest.approx([4 * square] * 2, rel=1e-5)
+
+    def test_a_cell_is_as_large_as_its_stride_also_where_the_image_ends_before_it(self):
+        """28 pixels in patches of 4, then 8: 4 rows, of which the last has 4 pixels of the image."""
+        config = SwinConfig(img_size=28, patch_size=4, in_chans=1, num_classes=3, embed_dim=8, depths=(1, 1),
+                            num_heads=(2, 2), window_size=2)  # fmt: skip
+        model = SwinTransformer(config).eval()
+        for stage, width in zip(model.layers, config.dims, strict=True):
+            attn = stage.blocks[0].attn
+            attn.qkv.weight.data[:width], attn.qkv.bias.data[:width] = 0, 0
+            attn.relative_position_bias_table.data[:] = 0
+        square = (0 + 1 + 1 + math.sqrt(2)) / 4
+        assert attention_distances(model, images(2, 1, 28, 28))[1] == pytest.approx([8 * square] * 2, rel=1e-5)
 
     def test_a_network_without_attention_has_no_distance(self):
         assert attention_distances(nn.Conv2d(1, 1, 1), images(1, 1, 4, 4)) == []

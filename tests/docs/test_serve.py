@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from process import serving
+from small_server import picture, train_runs
 
-from tiny import picture, train_runs
 from vitral.cli.main import parse
 from vitral.cli.serve import Options
 

@@ -265,6 +265,14 @@ HOSTILE = {
         if name.endswith("weights_config.json")
         else content
     ),
+    "a pickled weight in other words": lambda name, content: (
+        content.replace(b'"use_pickle": false', b'"use_pickle": 1') if name.endswith("weights_config.json") else content
+    ),
+    "an opaque constant": lambda name, content: (
+        content.replace(b'"path_name": "weight_0"', b'"path_name": "opaque_obj_0"')
+        if name.endswith("weights_config.json")
+        else content
+    ),
     "a pickled input": pickled("/sample_inputs/"),
 }
 
@@ -278,11 +286,23 @@ def test_a_pt2_file_that_could_run_code_is_refused(files, tmp_path, what):
         Predictor(path)
 
 
-def test_an_archive_with_surplus_entries_is_refused(files, tmp_path):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "detect/data/aotinductor/model/run.so",
+        "detect/data/aotinductor/x.data/run.so",
+        "x.data/run.so",
+        "detect/data/weights/model.pt",
+        "detect/data/constants/model.pt",
+        "detect/data/constants/custom_obj_0",
+        "detect/models/other.json",
+    ],
+)
+def test_an_archive_with_surplus_entries_is_refused(files, tmp_path, name):
     _, made = files("detect", "pt2")
     path = shutil.copy(made.path, tmp_path / "m.pt2")
     with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("detect/data/aotinductor/model/run.so", b"\x7fELF")
+        archive.writestr(name, b"\x7fELF")
     with pytest.raises(CheckpointError, match="more than a graph and its weights"):
         Predictor(path)
 

@@ -11,7 +11,7 @@ from vitral.models.cost import model_cost, receptive_field, receptive_fields
 from vitral.models.init import blank
 from vitral.models.swin import SwinStage, SwinTransformer
 from vitral.models.vit import VisionTransformer
-from vitral.models.zoo import MODELS, model_spec
+from vitral.models.zoo import MODELS, create_model, model_spec
 from vitral.nn.resnetv2 import pad_same
 
 GOLDEN = {  # parameters, multiply-adds in 10^9
@@ -210,6 +210,24 @@ def test_swin_grows_with_the_tokens_and_a_vit_with_their_square():
     assert attention == tokens == 16
     attention, tokens = growth("vit_small_patch16_224")
     assert attention == pytest.approx(tokens**2)
+
+
+@pytest.mark.parametrize("name", ["vit_pico_deepconv_patch8_32", "vit_micro_conv_patch8_32"])
+def test_a_convolutional_stem_keeps_what_it_computes(name):
+    model = create_model(name, seed=0).train()
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept, held = {}, []
+
+    def keep(t):
+        held.append(t)
+        if t.untyped_storage().data_ptr() not in weights:
+            kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    x = images(1, 3, 32, 32)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        model(x)
+    assert 0.9 < sum(kept.values()) / model_cost(model.config).activation_bytes < 1.1
 
 
 def test_swin_activations_are_about_what_training_keeps():

@@ -1,6 +1,5 @@
 import pytest
-
-from tiny import client, train_runs
+from small_server import client, train_runs
 
 
 @pytest.fixture(scope="session")

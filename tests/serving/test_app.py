@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
+from small_server import KEY, as_form, as_json, client, picture
 
 import vitral
-from tiny import KEY, as_form, as_json, client, picture
 from vitral.cli.main import main
 from vitral.errors import VitralError
 from vitral.inference.predictor import Predictor

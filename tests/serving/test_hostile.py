@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from process import serving
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
-
-from tiny import as_form, as_json, client, picture
+from small_server import as_form, as_json, client, picture
 
 UPLOADS = 2000
 

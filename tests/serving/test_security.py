@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 import pytest
 from process import serving
+from small_server import KEY, as_form, as_json, client, picture
 from test_app import error
 
-from tiny import KEY, as_form, as_json, client, picture
 from vitral.cli.main import main
 from vitral.errors import ConfigError
 from vitral.serving import models, security

@@ -1,5 +1,7 @@
 """Files of ResNets: read as timm runs them, brought to other classes and channels, inspected, written for timm."""
 
+import json
+
 import pytest
 import torch
 
@@ -88,6 +90,21 @@ def test_written_for_timm_and_as_a_run(path, theirs, tmp_path):
     adapted = vitral.load_model(tmp_path / "run", num_classes=3, in_chans=2)
     assert adapted(images(1, 2, 32, 32)).shape == (1, 3)
     assert torch.equal(adapted.bn1.running_mean, run.bn1.running_mean)
+
+
+def test_dilation_and_foreign_pools_are_told_by_the_config(tmp_path):
+    """Their tensors are those of a plain ResNet."""
+    dilated = redraw(vitral.create_model("resnet18", num_classes=5, dilation=True, img_size=96))
+    vitral.save_model(dilated, tmp_path / "timm")
+    x = images(1, 3, 96, 96)
+    back = vitral.load_model(tmp_path / "timm", quiet=True)
+    assert back.config.dilation
+    assert difference(back(x), dilated(x)) < 1e-5
+    document = json.loads((tmp_path / "timm" / "config.json").read_text())
+    for wrong in ({"architecture": "resnetblur18"}, {"model_args": {"output_stride": 8}}):
+        (tmp_path / "timm" / "config.json").write_text(json.dumps(document | wrong))
+        with pytest.raises(CheckpointError, match="output_stride"):
+            vitral.load_model(tmp_path / "timm", quiet=True)
 
 
 def test_inspected(path):

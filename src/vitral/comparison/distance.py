@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitral.explanation.windows import stride_of
 from vitral.models.swin import SwinTransformer
 from vitral.models.vit import VisionTransformer
 
@@ -52,7 +53,7 @@ def _swin(model: SwinTransformer, x: Tensor) -> list[list[float]]:
     found = []
     for block, z in model.block_inputs(x):
         grid = (z.shape[1], z.shape[2])
-        places = places_of(grid, (x.shape[-2] / grid[0], x.shape[-1] / grid[1]))
+        places = places_of(grid, stride_of(model, len(found)))
         rows, (tokens,) = block.attention_rows(z), model.window_tokens(x, [len(found)])
         sums, count = torch.zeros(rows.shape[2], dtype=torch.float64), 0
         for window, inside in enumerate(tokens):

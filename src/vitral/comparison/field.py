@@ -27,16 +27,17 @@ def effective_field(maps: Callable[[Tensor], Tensor], x: Tensor, seed: int = 0) 
     return gradient.abs().sum(1).mean(0)
 
 
-def theoretical_fields(config: Any, cell: int) -> dict[str, Any]:
+def theoretical_fields(config: Any, cell: tuple[int, int]) -> dict[str, Any]:
     """What a cell of the last map, or a token before the first block, can see in theory, from the config alone.
 
-    `kind` says which of the two, `side` how many pixels along a side, `start` the first pixel of cell number `cell`
-    (below 0 in the padding). After the first block attention has no limit but the image, or its windows.
+    `kind` says which of the two, `side` how many pixels along a side, `start` the first row and column that the cell in
+    row and column `cell` sees (below 0 in the padding). After the first block attention has no limit but the image, or
+    its windows.
     """
     if isinstance(config, ResNetConfig) or (isinstance(config, ViTConfig) and config.stem != "custom"):
         last = receptive_fields(config)[-1]
         kind = "cell" if isinstance(config, ResNetConfig) else "token"
-        return {"kind": kind, "side": last.size, "start": last.start + cell * last.stride}
+        return {"kind": kind, "side": last.size, "start": [last.start + i * last.stride for i in cell]}
     return {"kind": "token", "side": config.patch[0], "start": None}
 
 

@@ -68,7 +68,7 @@ def measure(model: Any, pixels: Tensor, targets: Tensor) -> Measured:
     found = {
         "images": len(x),
         "field": {
-            "theoretical": theoretical_fields(model.config, cells[2] // 2),
+            "theoretical": theoretical_fields(model.config, (cells[2] // 2, cells[3] // 2)),
             "reach": field_reach(field),
             "effective": field_side(field),
             "cells": [cells[2], cells[3]],

@@ -59,7 +59,7 @@ def draw_fields(
         ax.imshow(map_.sqrt().numpy(), cmap=colormap(False), interpolation="nearest", extent=(0, W, H, 0))
         side, start = fields[name]["theoretical"]["side"], fields[name]["theoretical"]["start"]
         if start is not None:
-            ax.add_patch(Rectangle((start, start), side, side, fill=False, edgecolor="white", lw=1.2, ls="--"))
+            ax.add_patch(Rectangle((start[1], start[0]), side, side, fill=False, edgecolor="white", lw=1.2, ls="--"))
         ax.set_xlim(0, W)
         ax.set_ylim(H, 0)
         ax.set_title("\n".join([name, *titles[name]]), fontsize=7.5)

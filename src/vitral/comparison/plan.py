@@ -74,6 +74,10 @@ def make_plan(data: Data, compare: CompareConfig, train: TrainConfig, out: Path)
     """The runs on data that have all their splits; raises for models and patches that cannot be."""
     if data.kind != "label" or data.what != "images":
         raise DataError(f"models are compared on images with one class each; {data.describe()} are not that.")
+    if train.select != "last":
+        raise ConfigError(
+            f"models are compared by the weights of their last step, got select {train.select}; leave it out."
+        )
     limits = {"max_macs": compare.max_macs, "max_minutes": train.max_minutes, "max_steps": train.max_steps}
     given = [f"--{name.replace('_', '-')} {value:g}" for name, value in limits.items() if value is not None]
     if len(given) > 1:

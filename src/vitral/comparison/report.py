@@ -54,7 +54,7 @@ def _verdicts(rows: Sequence[Summary], document: dict[str, Any]) -> str:
     sentences = "".join(f"<p>{html.escape(sentence)}</p>" for _, sentence in judge(rows))
     seeds = max(row.seeds for row in rows)
     note = (
-        f"Spread: the standard deviation of a difference between one run of each, from {seeds} seeds. "
+        f"Chance: in 95 % of cases two equal models would differ by less, by the spread over {seeds} seeds. "
         f"Every run: {document['budget']}, the same recipe, the same images for the same seed; the weights of the last "
         f"step are judged, so the {document['judged_on']} part has chosen nothing."
     )

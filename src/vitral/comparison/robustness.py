@@ -1,6 +1,6 @@
 """Accuracy on spoiled images: noise, hidden pieces, shuffled pieces. The same spoiling for every model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -55,10 +55,10 @@ def robustness(
 
     cuts = [n for n in SHUFFLED if x.shape[-2] % n == 0 and x.shape[-1] % n == 0]
     pieces = min(PIECES, *x.shape[-2:])
-    ways: dict[str, list[tuple[float, Tensor]]] = {
-        "noise": [(value, add_noise(x, value, chance())) for value in NOISE],
-        "hidden": [(share, hide_pieces(x, share, pieces, colour, chance())) for share in HIDDEN],
-        "shuffled": [(n, shuffle_pieces(x, n, chance()) if n > 1 else x) for n in cuts],
+    ways: dict[str, Iterable[tuple[float, Tensor]]] = {  # each made when it is looked at
+        "noise": ((value, add_noise(x, value, chance())) for value in NOISE),
+        "hidden": ((share, hide_pieces(x, share, pieces, colour, chance())) for share in HIDDEN),
+        "shuffled": ((n, shuffle_pieces(x, n, chance()) if n > 1 else x) for n in cuts),
     }
     return {
         way: [{"strength": strength, "accuracy": accuracy(spoiled)} for strength, spoiled in rows]

@@ -110,7 +110,7 @@ Look = Callable[[Tensor], tuple[Tensor, Tensor]]
 def shift_effects(look: Look, x: Tensor, targets: Tensor, pixels: Sequence[int]) -> list[ShiftEffect]:
     """How far answers and features move as images do."""
     logits, features = look(x)
-    apart = float(torch.pdist(features.double()).mean()) if len(features) > 1 else float("nan")
+    apart = float(torch.pdist(features.double()).mean())
     p, said = logits.double().softmax(1), logits.argmax(1)
     rows = []
     for by in pixels:
@@ -122,7 +122,7 @@ def shift_effects(look: Look, x: Tensor, targets: Tensor, pixels: Sequence[int])
                     float((then.argmax(1) == targets).double().mean()),
                     float((then.argmax(1) == said).double().mean()),
                     float((then.double().softmax(1) - p).abs().sum(1).mean() / 2),
-                    float((embedded - features).double().norm(dim=1).mean()) / apart,
+                    float((embedded - features).double().norm(dim=1).mean()) / apart if apart else 0.0,
                 )
             )
         rows.append(ShiftEffect(by, *(sum(column) / len(effects) for column in zip(*effects, strict=True))))

@@ -42,6 +42,11 @@ def summarize(results: Sequence[Result]) -> list[Summary]:
     return rows
 
 
+TIMES = {2: 3.04, 3: 1.60, 4: 1.22, 5: 1.03}
+"""Student's t for 95 % with 2 n - 2 degrees of freedom, over sqrt(n): by so many spreads of a single difference must
+means over n seeds differ to be more than chance. From 6 seeds on it is less than 1, which is asked for all the same."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The best model with a share of the data, and what separates it from the next."""
@@ -53,11 +58,18 @@ class Verdict:
     """Accuracy of the best less that of the second."""
     spread: float | None
     """Standard deviation of such a difference between two single runs, sqrt(s_1^2 + s_2^2)."""
+    seeds: int = 1
+    """Of each of the two."""
+
+    @property
+    def chance(self) -> float | None:
+        """The gap that two equal models would stay below in 95 % of cases; None where no spread is known."""
+        return None if self.spread is None else TIMES.get(self.seeds, 1.0) * self.spread
 
     @property
     def clear(self) -> bool | None:
-        """Whether the gap exceeds the spread; None where no spread is known."""
-        return None if self.spread is None else self.gap > self.spread
+        """Whether the gap is more than chance gives; None where no spread is known."""
+        return None if self.chance is None else self.gap > self.chance
 
     def sentence(self, accuracy: float) -> str:
         """The verdict in plain words."""
@@ -65,10 +77,10 @@ class Verdict:
         if self.second is None:
             return f"{told}; it is the only one."
         told += f", {100 * self.gap:.2f} points before {self.second}"
-        if self.spread is None:
+        if self.chance is None:
             return f"{told}; with one seed nobody knows whether that is more than chance."
         relation = "more" if self.clear else "not more"
-        return f"{told}: {relation} than the spread over seeds ({100 * self.spread:.2f} points)."
+        return f"{told}: {relation} than chance gives with {self.seeds} seeds ({100 * self.chance:.2f} points)."
 
 
 def judge(rows: Sequence[Summary]) -> list[tuple[Verdict, str]]:
@@ -82,6 +94,7 @@ def judge(rows: Sequence[Summary]) -> list[tuple[Verdict, str]]:
             second = rest[0]
             known = first.spread is not None and second.spread is not None
             spread = math.hypot(first.spread or 0.0, second.spread or 0.0) if known else None
-            verdict = Verdict(fraction, first.label, second.label, first.accuracy - second.accuracy, spread)
+            seeds = min(first.seeds, second.seeds)
+            verdict = Verdict(fraction, first.label, second.label, first.accuracy - second.accuracy, spread, seeds)
         verdicts.append((verdict, verdict.sentence(first.accuracy)))
     return verdicts

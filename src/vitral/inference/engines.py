@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from vitral.config import EngineName, ExportFormat
 from vitral.errors import CheckpointError, ConfigError, InputError, VitralError
 from vitral.inference.graph import INPUT, Graph, assemble
-from vitral.inference.program import DOCUMENT, refuse_code
+from vitral.inference.program import DOCUMENT, checked_program
 
 Document = dict[str, Any]
 """What an exported file knows about itself: task, labels, preprocessing (`vitral.inference.export.describe`)."""
@@ -238,11 +238,11 @@ def read_document(path: Path, text: str | None) -> Document:
 
 
 def _load_program(path: Path) -> tuple[Document, Any]:
-    refuse_code(path)
+    checked = checked_program(path)
     with _reading(path), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         extra = {DOCUMENT: ""}
-        program = torch.export.load(path, extra_files=extra)
+        program = torch.export.load(checked, extra_files=extra)
         return read_document(path, extra[DOCUMENT] or None), program.module()
 
 

@@ -19,43 +19,58 @@ _OPERATION = re.compile(r"torch\.ops\.aten\.\w+(\.\w+)?|_operator\.[a-z]+")
 _WORD = re.compile(r"[\w.+-]*")
 _SIZE = re.compile(r"(?:Symbol\('\w+'(?:, [a-z]+=True)*\)|(?:Integer|Add|Mul|Pow|Mod|FloorDiv)\b|-?\d+|[(), ])+")
 """A size that depends on the batch, as sympy writes it; sympy evaluates it when it is read."""
+_PLAIN = (
+    f"extra/{DOCUMENT}", "archive_format", "archive_version", "byteorder", ".data/version", ".data/serialization_id"
+)  # fmt: skip
+_PAYLOADS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
+_TENSOR = re.compile(r"(weight|tensor)_\d+")
+_PAYLOAD = re.compile(r"data/(weights/weight|constants/tensor)_\d+")
+"""What torch reads as plain bytes; under any other name it would unpickle."""
 _FORMS = ("builtins.tuple", "builtins.dict", None)
 
 
-def refuse_code(path: Path) -> None:
-    """Raise unless an archive holds tensors as plain bytes and a graph of torch's own operations, and no more."""
+def checked_program(path: Path) -> io.BytesIO:
+    """The archive, entry by entry as it was checked: tensors as plain bytes, a graph of torch's operations, no more."""
+    copied = io.BytesIO()
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(path) as archive, zipfile.ZipFile(copied, "w") as copy:
             names = archive.namelist()
-            if len(set(names)) < len(names):
+            if len({name.casefold() for name in names}) < len(names):
                 raise _refusal(path, "two entries of one name")
             for name in names:
-                _check_entry(path, archive, name)
-    except (zipfile.BadZipFile, OSError, ValueError, KeyError, EOFError, RecursionError) as error:
+                content = archive.read(name)
+                _check_entry(path, name, content)
+                copy.writestr(name, content)
+    except (zipfile.BadZipFile, OSError, ValueError, LookupError, TypeError, AttributeError, EOFError) as error:
         raise CheckpointError(f"{path} cannot be read; it is damaged or no .pt2 file ({error}).") from error
+    except RecursionError as error:
+        raise _refusal(path, "a document that is nested too deeply") from error
+    copied.seek(0)
+    return copied
 
 
-def _check_entry(path: Path, archive: zipfile.ZipFile, name: str) -> None:
+def _check_entry(path: Path, name: str, content: bytes) -> None:
     inside = name.partition("/")[2]
-    if inside.startswith("models/"):
-        for key, text in _strings(_read_json(path, archive, name)):
+    if inside == "models/model.json":
+        for key, text in _strings(_read_json(path, name, content)):
             _check_string(path, key, text)
-    elif inside.startswith(("data/weights/", "data/constants/")):
-        if name.endswith(".json") and '"use_pickle": true' in json.dumps(_read_json(path, archive, name)):
-            raise _refusal(path, f"pickled tensors ({name})")
-    elif inside.startswith("data/sample_inputs/"):
+    elif inside in _PAYLOADS:
+        for about in _read_json(path, name, content)["config"].values():
+            if about["use_pickle"] is not False or not _TENSOR.fullmatch(about["path_name"]):
+                raise _refusal(path, f"pickled tensors ({name})")
+    elif inside == "data/sample_inputs/model.pt":
         try:
-            torch.load(io.BytesIO(archive.read(name)), weights_only=True)
+            torch.load(io.BytesIO(content), weights_only=True)
         except Exception as error:
             raise _refusal(path, f"a pickle that is more than tensors ({name})") from error
-    elif inside not in (f"extra/{DOCUMENT}", "archive_format", "archive_version", "byteorder") and ".data/" not in name:
+    elif inside not in _PLAIN and not _PAYLOAD.fullmatch(inside):
         raise _refusal(path, f"more than a graph and its weights ({name})")
 
 
-def _read_json(path: Path, archive: zipfile.ZipFile, name: str) -> Any:
-    if archive.getinfo(name).file_size > _MOST_JSON:
+def _read_json(path: Path, name: str, content: bytes) -> Any:
+    if len(content) > _MOST_JSON:
         raise _refusal(path, f"{name}, which is too large")
-    return json.loads(archive.read(name))
+    return json.loads(content)
 
 
 def _check_string(path: Path, key: str, text: str) -> None:

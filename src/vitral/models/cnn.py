@@ -199,6 +199,7 @@ class ResNet(Backbone):
                 nn.init.uniform_(module.bias, -bound, bound, generator=generator)
         if zero_head and isinstance(self.fc, nn.Linear):
             nn.init.zeros_(self.fc.weight)
+            nn.init.zeros_(self.fc.bias)
 
 
 def make_stage(

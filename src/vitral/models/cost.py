@@ -226,7 +226,16 @@ def _activations(c: ViTConfig, T: int) -> int:
 
 
 def _stem_activations(c: ViTConfig) -> int:
-    return count_kept(stem_windows(c), c.image) if c.stem == "resnet" else 0
+    """What a stem keeps: a convolutional one the image, and what norm, GELU and the next layer receive of each."""
+    if c.stem == "resnet":
+        return count_kept(stem_windows(c), c.image)
+    if c.stem not in ("conv", "conv_deep"):
+        return 0
+    (H, W), kept = c.image, c.in_chans * c.image[0] * c.image[1]
+    for _, c_out, (down, across) in c.stem_layers[:-1]:
+        H, W = H // down, W // across
+        kept += (3 * c_out + 2) * H * W
+    return kept
 
 
 # ---- CNNs ----

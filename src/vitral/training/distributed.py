@@ -74,7 +74,7 @@ def processes(device: torch.device) -> Iterator[Processes]:
     if world == 1:
         yield Processes(0, 1)
         return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     try:
         yield Processes(dist.get_rank(), world)
     finally:

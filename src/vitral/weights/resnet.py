@@ -98,8 +98,21 @@ def read_config(file: WeightFile, plan: Plan) -> tuple[ResNetConfig, Known]:
         raise CheckpointError(f"{file.path} looks like a ResNet, but its shapes do not fit together.")
     size = (file.config.get("pretrained_cfg") or {}).get("input_size")
     options: dict[str, Any] = {"img_size": tuple(size[1:])} if isinstance(size, list) and len(size) == 3 else {}
+    told, stride = file.config.get("architecture", kind), _output_stride(file)
+    if re.search(r"resnet(blur|aa)", str(told)) or stride not in (16, 32):
+        raise CheckpointError(
+            f"{file.path} is a {told} with an output_stride of {stride}, as its config.json says; the ResNets here "
+            "have plain pools, and an output_stride of 32 or 16."
+        )
+    options |= {"dilation": True} if stride == 16 else {}
     classes = shapes.get(HEAD[0], (0,))[0]
     return ResNetConfig(kind=kind, in_chans=shapes[FIRST][1], num_classes=classes, **options), known
+
+
+def _output_stride(file: WeightFile) -> Any:
+    """How far apart the cells of the last map are, in pixels; 32 where nothing says so."""
+    arguments = file.config.get("model_args")
+    return arguments.get("output_stride", 32) if isinstance(arguments, Mapping) else 32
 
 
 def kind_of(shapes: Mapping[str, tuple[int, ...]]) -> ResNetKind | None:
