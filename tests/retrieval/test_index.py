@@ -178,6 +178,37 @@ def test_leftovers_of_a_kill_are_removed(predictor, photos, tmp_path):
     assert not list(out.glob(".*.tmp"))
 
 
+@pytest.mark.parametrize("kind", ["hnsw", "ivf"])
+def test_what_finds_neighbours_belongs_to_the_vectors_there_are(predictor, photos, tmp_path, kind):
+    """Also where every file was replaced, and their number and that of the parts are as before."""
+    out = tmp_path / "i"
+    Index.build(predictor, photos, out, nearest=kind)
+    files = sorted(photos.rglob("*.png"))
+    for i, file in enumerate(files):
+        draw(file, 500 + i)
+    index, change = Index.build(predictor, photos, out, nearest=kind)
+    assert (change.added, change.removed) == (11, 11)
+    assert index.manifest.nearest == kind
+    assert len(list(out.glob("*.faiss"))) == 1
+    for file in files:
+        assert index.search(file, top_k=1)[0][0].name == str(file.resolve())
+    next(out.glob("*.faiss")).unlink()  # as while it is brought up to date
+    assert Index(out).search(files[3], top_k=1)[0][0].name == str(files[3].resolve())
+
+
+def test_a_link_that_leads_nowhere_stops_nothing(predictor, photos, tmp_path):
+    (photos / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    _, change = Index.build(predictor, photos, tmp_path / "i")
+    assert (change.added, list(change.unreadable)) == (11, ["gone.png"])
+
+
+def test_a_kill_before_there_is_an_index_leaves_a_folder_to_begin_in(predictor, photos, tmp_path):
+    (tmp_path / "i").mkdir()
+    (tmp_path / "i" / ".index.json.123.tmp").write_bytes(b"half")
+    index, _ = Index.build(predictor, photos, tmp_path / "i")
+    assert len(index) == 11
+
+
 def test_other_weights_and_other_folders_are_refused(predictor, photos, tmp_path, weights):
     out = tmp_path / "i"
     Index.build(predictor, photos, out)

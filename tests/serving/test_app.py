@@ -1,6 +1,7 @@
 """Every address: what it answers, that library, command line and server say the same, and what it refuses."""
 
 import json
+from typing import get_args
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import vitral
 from vitral.cli.main import main
 from vitral.errors import VitralError
 from vitral.inference.predictor import Predictor
+from vitral.serving.schema import ExplainRequest
 
 IMAGES = ["classify", "regress", "multilabel", "segment", "detect"]
 FORM = {"content-type": "multipart/form-data; boundary=b"}
@@ -216,36 +218,35 @@ def test_headless_models_embed_and_say_that_they_cannot_predict():
         assert len(c.post("/v1/embed", **as_form(picture())).json()["embedding"]) == model.config.embed_dim
 
 
-class FakeIndex:
-    """What the server asks of an index."""
-
-    def __init__(self, predictor, files):
-        self.predictor, self.files = predictor, files
-
-    def __len__(self):
-        return len(self.files)
-
-    def search(self, images, top_k):
-        from types import SimpleNamespace
-
-        assert all(image.dtype == torch.uint8 for image in images)
-        return [[SimpleNamespace(name=str(f), score=0.5) for f in self.files[:top_k]] for _ in images]
-
-
 def test_search_with_small_pictures_of_what_was_found(runs, tmp_path):
-    files = [tmp_path / "a.png", tmp_path / "gone.png", tmp_path / "b.png"]
-    files[0].write_bytes(picture(1))
-    files[2].write_bytes(picture(2, (400, 300)))
-    index = FakeIndex(Predictor(runs["classify"]), files)
-    with client({"m": runs["classify"]}, index=index) as c:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for i, name in enumerate(("a.png", "b.png", "gone.png")):
+        (photos / name).write_bytes(picture(i + 1, (400, 300) if i else (30, 20)))
+    index, _ = vitral.Index.build(runs["classify"], photos, tmp_path / "i")
+    (photos / "gone.png").unlink()
+    asked = (photos / "b.png").read_bytes()
+    (expected,) = index.search(photos / "b.png", top_k=3)
+    with client({"m": runs["classify"]}, index=vitral.Index(tmp_path / "i")) as c:
         assert c.get("/v1/models").json()["index"] == 3
-        told = c.post("/v1/search", **as_form(picture(), top_k=2, thumbnails="true")).json()
-        assert [m["name"] for m in told["matches"]] == list(map(str, files[:2]))
-        assert [bool(m["thumbnail"]) for m in told["matches"]] == [True, False]
+        told = c.post("/v1/search", **as_form(asked, top_k=3, thumbnails="true")).json()
+        assert [m["name"] for m in told["matches"]] == [match.name for match in expected]
+        assert [m["score"] for m in told["matches"]] == pytest.approx([match.score for match in expected], abs=1e-5)
+        assert told["matches"][0]["name"].endswith("b.png")
+        assert {m["name"][-5:]: bool(m["thumbnail"]) for m in told["matches"]} == {
+            "a.png": True, "b.png": True, "e.png": False,
+        }  # fmt: skip
         plain = c.post("/v1/search", **as_json(picture())).json()
         assert [m["thumbnail"] for m in plain["matches"]] == [None] * 3
         error(c.post("/v1/search", **as_form(b"junk")), 422, "bad_image")
         error(c.post("/v1/search", **as_json(picture(), model="m")), 422, "bad_input")
+
+
+def test_what_is_said_to_be_explained_can_be_asked_for(served):
+    methods = set(get_args(ExplainRequest.model_fields["method"].annotation))
+    told = [set(model["explains"]) for model in served.get("/v1/models").json()["models"]]
+    assert any(told)
+    assert all(some <= methods for some in told)
 
 
 def test_without_an_index_search_says_so(served):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from vitral.config import Serving
+from vitral.config import EngineChoice, Serving
 from vitral.errors import VitralError
 
 NEEDS = {"fastapi": "fastapi", "uvicorn": "uvicorn", "python_multipart": "python-multipart",
@@ -23,7 +23,8 @@ class Options:
     """
 
     sources: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="SOURCE...")]
-    """Run directories, files of weights, their folders, or hf-hub:owner/name; NAME=SOURCE gives a name."""
+    """Run directories, files of weights, their folders, exported files, or hf-hub:owner/name; NAME=SOURCE gives a
+    name."""
     host: Annotated[str, tyro.conf.arg(metavar="ADDRESS")] = "127.0.0.1"
     """Address to listen on; any but this machine's own needs keys."""
     port: Annotated[int, tyro.conf.arg(metavar="N")] = 8000
@@ -38,6 +39,8 @@ class Options:
     """More names that the server is called by, such as that of a proxy in front of it."""
     device: Annotated[str, tyro.conf.arg(metavar="DEVICE")] = "cpu"
     """Where the models run."""
+    engine: Annotated[EngineChoice | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    """What computes: eager, compile, onnxruntime, openvino, or auto for the fastest here."""
     limits: Annotated[Serving, tyro.conf.arg(name="")] = field(default_factory=Serving)
     """What is taken, and how long is waited."""
 
@@ -68,8 +71,10 @@ def run(options: Options) -> None:
     from vitral.inference.predictor import Predictor
     from vitral.serving.app import create_app
 
-    predictors = {name: Predictor(source, device=options.device) for name, source in sources.items()}
-    hosts = (*LOOPBACK, *map(str.lower, options.allowed_host)) if is_loopback(options.host) else ()
+    running = {"device": options.device, "engine": options.engine, "batch_size": options.limits.max_batch}
+    predictors = {name: Predictor(source, **running) for name, source in sources.items()}
+    names = (options.host, *options.allowed_host)
+    hosts = (*LOOPBACK, *map(str.lower, names)) if is_loopback(options.host) else ()
     index = open_index(options.index) if options.index else None
     app = create_app(predictors, index=index, options=options.limits, keys=keys, hosts=hosts)
     serve(app, listening, options.limits, lambda url: print(f"{', '.join(sources)}: {url}", flush=True))
@@ -79,4 +84,6 @@ def open_index(path: str) -> object:
     """The index to search in."""
     from vitral import Index
 
-    return Index(path)
+    index = Index(path)
+    _ = index.nearest  # what is wrong with it is said now
+    return index

@@ -37,8 +37,9 @@ def digest_weights(model: nn.Module) -> str:
 
 def keep_newest(files: Iterable[Path], limit: int, always: Path) -> None:
     """Remove the files that were not used for longest beyond so many bytes; one is always kept."""
+    found = [(file.stat(), file) for file in files if file.exists()]
     total = 0
-    for each in sorted(files, key=lambda file: file.stat().st_mtime_ns, reverse=True):
-        total += each.stat().st_size
-        if total > limit and each != always:
-            each.unlink()
+    for stat, each in sorted(found, key=lambda pair: pair[0].st_mtime_ns, reverse=True):
+        total += stat.st_size
+        if total > limit and each.name.split(".")[0] != always.name.split(".")[0]:  # weights may lie beside it
+            each.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ from torch import nn
 
 from vitral import __version__
 from vitral.config import EngineName, ExportFormat, Preprocess
-from vitral.errors import CheckpointError, VitralError
+from vitral.errors import CheckpointError
 from vitral.inference.cache import cache_folder, digest_config, digest_weights, keep_newest
 from vitral.inference.engines import Compiled, Eager, Engine, check_engine, open_exported, require
 from vitral.inference.export import SUFFIXES, refuse_text, write_export
@@ -63,7 +63,9 @@ def _by_file(name: str, model: nn.Module, preprocess: Preprocess) -> Engine:
     path = folder / f"{hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]}{SUFFIXES[format]}"
     try:
         engine = open_exported(path, name)
-        os.utime(path)
+        for file in (path, path.with_suffix(".bin")):
+            if file.exists():
+                os.utime(file)
     except (CheckpointError, OSError):  # not there, or damaged
         print(f"vitral: exporting the model for {name}, once ...", file=sys.stderr)
         write_export(model, preprocess, {"labels": [], "preprocess": preprocess.to_dict()}, path, format)
@@ -90,7 +92,7 @@ def _fastest(model: nn.Module, preprocess: Preprocess, batch_size: int) -> Engin
     for name in installed:
         try:
             engines[name] = make_engine(name, model, preprocess, batch_size)
-        except VitralError as error:
+        except Exception as error:  # an exporter or a full disk may raise anything; eager is always there
             print(f"vitral: {name} is left out: {error}", file=sys.stderr)
     calls = {name: (lambda engine=engine: engine.run(x)) for name, engine in engines.items()}
     times = {name: statistics.median(t) for name, t in interleave(calls, SECONDS, warmup=1, rounds=3).items()}

@@ -87,13 +87,13 @@ class Predictor:
             self.task.writing = writing
         if merge:
             self.network = self._model = merged(self.model, merge)
+        if device != "cpu" and (self._model is None or engine not in (None, "eager")):
+            raise ConfigError(f"engines run on the CPU, got device {device!r}; leave one of the two out.")
         if self._model is not None:
             self._model.to(device)
             if engine not in (None, "eager"):
                 refuse_text(self._model)
                 self.network = make_engine(str(engine), self._model, self.preprocess, batch_size)
-        if device != "cpu" and isinstance(self.network, Engine):
-            raise ConfigError(f"engines run on the CPU, got device {device!r}; leave one of the two out.")
         keep_freed_memory()
         self.device, self.batch_size, self.slide = torch.device(device), batch_size, slide
         self.workers = workers if self.inputs.what == "image" else 0
@@ -223,6 +223,8 @@ class Predictor:
             if row is None:
                 raise self._unreadable(error)
             rows.append(row)
+        if not rows:
+            raise InputError(f"there is no {self.inputs.what} to embed; give at least one.")
         return torch.stack(rows)
 
     def embed_each(self, inputs: Iterable[ImageLike]) -> Iterator[tuple[Tensor | None, str]]:

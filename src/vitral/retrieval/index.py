@@ -105,7 +105,8 @@ class Index:
     def nearest(self) -> Nearest:
         """What finds neighbours."""
         file = _nearest_file(self.path, self.manifest)
-        return Exact(self.vectors) if file is None else Approximate.read(file, self.vectors)
+        there = file is not None and file.exists()  # not yet, while the index is brought up to date
+        return Approximate.read(file, self.vectors) if there else Exact(self.vectors)
 
     def name(self, row: int) -> str:
         """The path or text of an item."""
@@ -176,11 +177,13 @@ def _build(
         }  # not tried again until they change
         unreadable = {item: why for item, why in known.items() if item in wanted}
         missing = [item for item in found if item not in there and item not in unreadable]
-        added, started = [], time.monotonic()
+        added, started = 0, time.monotonic()
         saved = started
         fresh: list[tuple[Item, Tensor]] = []
         manifest = replace(manifest, unreadable=_listed(unreadable))
         if removed:
+            for old in out.glob("*.faiss"):  # of vectors that are no more
+                old.unlink()
             manifest = store.rewrite(out, manifest, kept)
         embedded = predictor.embed_each(_inputs(predictor, folder, missing))
         for item, (vector, error) in zip(missing, watch(embedded, len(missing)), strict=True):
@@ -190,14 +193,14 @@ def _build(
                 fresh.append((item, F.normalize(vector.float(), dim=0)))
             if time.monotonic() - saved >= o.save_seconds:
                 manifest, saved = _save(out, manifest, fresh, unreadable), time.monotonic()
-                added += fresh
+                added += len(fresh)
                 fresh = []
         manifest = _save(out, manifest, fresh, unreadable)
-        added += fresh
+        added += len(fresh)
         seconds = time.monotonic() - started
         _finish(out, manifest, o.nearest)
         errors = {item.name: why for item, why in unreadable.items()}
-        return Change(len(added), len(there), removed, errors, seconds)
+        return Change(added, len(there), removed, errors, seconds)
 
 
 def _begin(predictor: Predictor, folder: Path, out: Path) -> Manifest:
@@ -206,7 +209,7 @@ def _begin(predictor: Predictor, folder: Path, out: Path) -> Manifest:
     model = fingerprint(predictor)
     place = str(folder.resolve())
     if not store.is_index(out):
-        if any(file.name != ".lock" for file in out.iterdir()):
+        if any(file.name != ".lock" and not file.name.endswith(".tmp") for file in out.iterdir()):
             raise CheckpointError(f"{out} is not empty and not an index; give another --out.")
         width = predictor.embedder.config.pooled_dim
         manifest = Manifest(what, place, _lasting(predictor.source), Embedding(model, "pooled", width))
@@ -233,8 +236,12 @@ def _list_items(predictor: Predictor, folder: Path) -> Iterator[Item]:
         if not folder.is_dir():
             raise DataError(f"{folder} is not a folder; give one with images in it, at any depth.")
         for file in list_images(folder):
-            stat = file.stat()
-            yield Item(file.relative_to(folder).as_posix(), stat.st_size, stat.st_mtime_ns)
+            name = file.relative_to(folder).as_posix()
+            try:
+                stat = file.stat()
+                yield Item(name, stat.st_size, stat.st_mtime_ns)
+            except OSError:  # a link that leads nowhere: said when it is read
+                yield Item(name)
         return
     if not folder.is_file():
         raise DataError(f"{folder} is not a file; this model reads texts: give a file with one on each line.")

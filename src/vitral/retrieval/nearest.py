@@ -3,6 +3,7 @@
 n vectors kept, m queries, D features; every vector has length 1, so that a cosine is a product.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from vitral.config import NearestKind
 from vitral.errors import CheckpointError, ConfigError
+from vitral.weights.atomic import sync_folder
 
 CELLS = 2**24
 """Cosines that are looked at at once, whatever the number of vectors."""
@@ -82,7 +84,10 @@ class Approximate:
         """Keep it, whole or not at all."""
         temporary = path.with_name(f".{path.name}.tmp")
         import_faiss().write_index(self.index, str(temporary))
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
         temporary.replace(path)
+        sync_folder(path.parent)
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """(m, D) -> cosines (m, k) and rows (m, k), -1 where fewer were found."""

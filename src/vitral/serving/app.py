@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 
 from vitral import __version__
 from vitral.config import Serving, pair
-from vitral.data.images import read_image
+from vitral.data.images import AtLeast, read_image
 from vitral.data.inputs import ImageInputs
 from vitral.errors import InputError, UnknownNameError, VitralError
 from vitral.explanation.colours import TABLE
@@ -44,6 +44,8 @@ TYPES = {
 }
 THUMBNAIL = 160
 """Longer side of a small picture."""
+MOST_THUMBNAILS = 50
+"""Neighbours that have one."""
 T = TypeVar("T")
 PREDICTION: TypeAdapter[Any] = TypeAdapter(schema.Prediction)
 EMBEDDED, EXPLAINED, SEARCHED = map(TypeAdapter, (schema.Embedded, schema.Explained, schema.Searched))
@@ -189,10 +191,10 @@ def _add_questions(app: FastAPI, server: Server) -> None:
         done, told = await server.ask(request, index, models.Search(asked.top_k), item)
 
         def content() -> dict[str, Any]:
-            pictures = asked.thumbnails and index.predictor.inputs.what == "image"
+            pictures = MOST_THUMBNAILS if asked.thumbnails and index.predictor.inputs.what == "image" else 0
             found = [
-                {"name": m.name, "score": m.score, "thumbnail": thumbnail(m.name) if pictures else None}
-                for m in done.result
+                {"name": m.name, "score": m.score, "thumbnail": thumbnail(m.name) if i < pictures else None}
+                for i, m in enumerate(done.result)
             ]
             return told | {"matches": found}
 
@@ -202,7 +204,7 @@ def _add_questions(app: FastAPI, server: Server) -> None:
 def thumbnail(path: str) -> str | None:
     """A small JPEG of a file of the index, in base64; None where it has gone."""
     try:
-        pixels = read_image(path)
+        pixels = read_image(path, at_least=AtLeast(THUMBNAIL, THUMBNAIL))
     except VitralError:
         return None
     picture, buffer = Image.fromarray(pixels.permute(1, 2, 0).numpy()), io.BytesIO()

@@ -19,8 +19,8 @@ from vitral.serving.logs import Metrics
 from vitral.tasks.base import Answer
 from vitral.tasks.write import Writes
 
-TOO_SLOW = ("occlusion",)
-"""Ways to explain that would keep others waiting."""
+LEFT_OUT = ("occlusion", "merging")
+"""Ways to explain that would keep others waiting, or that make a model of their own."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class Explain:
         """What can be done outside of the model's thread: an image that cannot be read never gets there."""
         if isinstance(item, str):
             raise InputError("only images are explained here; for texts use vitral explain.")
-        if self.method in TOO_SLOW:
-            raise InputError(f"{self.method} is too slow for a server; use vitral explain.")
+        if self.method in LEFT_OUT:
+            raise InputError(f"{self.method} is not for a server; use vitral explain.")
         predictor.ready(item, predictor.inputs.what)
         return item
 
@@ -89,15 +89,13 @@ class Search:
 
     top_k: int
 
-    def prepare(self, index: Any, item: bytes | str) -> Any:
-        """The image at the size it is decoded at, or the text."""
-        predictor: Predictor = index.predictor
-        read = predictor.inputs.read(item, whole=predictor.task.spatial)
-        return item if isinstance(item, str) else read
+    def prepare(self, index: Any, item: bytes | str) -> Ready:
+        """The image or text as the model of the index is fed it."""
+        return index.predictor.ready(item, index.predictor.inputs.what)
 
-    def run(self, index: Any, items: list[Any]) -> list[Any]:
+    def run(self, index: Any, items: list[Ready]) -> list[Any]:
         """The nearest of each."""
-        return index.search(items, self.top_k)
+        return index.search_vectors(index.predictor.vectors([item.x for item in items]), self.top_k)
 
 
 class Served:
@@ -123,7 +121,7 @@ class Served:
         by_class = own_head and bool(predictor.labels)
         writes = isinstance(predictor.task, Writes)
         can = [name for name in METHODS if by_class or "target" not in TAKES[name]]
-        return [name for name in can if name not in TOO_SLOW and (writes or name != "writing")]
+        return [name for name in can if name not in LEFT_OUT and (writes or name != "writing")]
 
 
 def name_sources(sources: Sequence[str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ HEADER_SECONDS = 10.0
 
 
 class Patient(H11Protocol):
-    """HTTP/1.1 that hangs up on a client whose first headers do not come."""
+    """HTTP/1.1 that hangs up on a client whose headers do not come, for the first request or a later one."""
 
     def connection_made(self, transport: Any) -> None:
         """Start the clock."""
@@ -25,8 +25,14 @@ class Patient(H11Protocol):
         self.timeout_first = self.loop.call_later(HEADER_SECONDS, self._hang_up)
 
     def _hang_up(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
+        if (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing():
             self.transport.close()
+
+    def on_response_complete(self) -> None:
+        """Start the clock for the next request."""
+        self.timeout_first.cancel()
+        self.timeout_first = self.loop.call_later(self.timeout_keep_alive + HEADER_SECONDS, self._hang_up)
+        super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock."""

@@ -170,8 +170,13 @@ class Segment(Task):
     def decode(self, outputs: Tensor, frames: Sequence[Frame], top_k: int) -> Iterator[Mask]:
         """Class numbers at the size of each image."""
         for logits, frame in zip(outputs, frames, strict=True):
-            mask = to_image(logits, frame.view, frame.size).argmax(0)
-            yield Mask(frame.name, mask=mask.to(torch.uint8).numpy(), labels=self.labels)
+            best = to_image(logits[:1], frame.view, frame.size)[0]
+            mask = torch.zeros(frame.size, dtype=torch.uint8)
+            for k in range(1, len(logits)):  # one class at a time: all at once are K images of floats
+                one = to_image(logits[k : k + 1], frame.view, frame.size)[0]
+                mask[one > best] = k
+                best = torch.maximum(best, one)
+            yield Mask(frame.name, mask=mask.numpy(), labels=self.labels)
 
 
 def dice_loss(logits: Tensor, y: Tensor) -> Tensor:
