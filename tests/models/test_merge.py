@@ -167,7 +167,7 @@ def others():
     vit = ViTConfig(**SMALL | {"num_classes": 0})
     tiny = {"embed_dim": 24, "encoder_layers": 1, "decoder_layers": 1, "num_heads": 3, "mlp_width": 8, "num_queries": 3}
     yield Segmenter(SegmenterConfig(backbone=vit, num_classes=3, layers=1, width=8))
-    yield Detector(DetectorConfig(vit=vit, num_classes=3, **tiny))
+    yield Detector(DetectorConfig(backbone=vit, num_classes=3, **tiny))
     yield SwinTransformer(SwinConfig(img_size=32, embed_dim=8, depths=(1, 1), num_heads=(2, 2), window_size=4))
 
 

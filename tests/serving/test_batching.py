@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -13,7 +14,8 @@ LONG = 60_000.0
 
 def run(scenario):
     """Run a coroutine function that is bounded in time whatever happens."""
-    return asyncio.run(asyncio.wait_for(scenario(), 60))
+    with ThreadPoolExecutor(1) as apart:  # the browser tests leave a loop running in this thread
+        return apart.submit(lambda: asyncio.run(asyncio.wait_for(scenario(), 60))).result()
 
 
 class Gate:

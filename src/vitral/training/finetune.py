@@ -47,7 +47,8 @@ def freeze(model: nn.Module, parts: str) -> None:
     """
     named = dict(model.named_parameters())
     backbone = backbone_of(model)
-    head = {id(p) for p in backbone.head.parameters()} if backbone is model else set()  # type: ignore[union-attr]
+    own = getattr(model, "head", None) if backbone is model else None  # a decoder alone has none
+    head = {id(p) for p in own.parameters()} if isinstance(own, nn.Module) else set()
     body = [p for p in backbone.parameters() if id(p) not in head]
     for word in filter(None, (word.strip() for word in parts.split(","))):
         chosen = body if word == "backbone" else [p for name, p in named.items() if f"{name}.".startswith(f"{word}.")]
