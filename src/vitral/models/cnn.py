@@ -128,6 +128,7 @@ class ResNet(Backbone):
         """(B, C, H, W) -> the map of each stage, the finest first."""
         check_images(x, self.config.in_chans, self.conv1.weight.dtype)
         check_finite(x)
+        x = x.contiguous(memory_format=torch.channels_last)  # the order in which CPUs convolve and normalise fastest
         x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
         found = []
         for name in self.stage_names:

@@ -105,8 +105,9 @@ class Index:
     def nearest(self) -> Nearest:
         """What finds neighbours."""
         file = _nearest_file(self.path, self.manifest)
-        there = file is not None and file.exists()  # not yet, while the index is brought up to date
-        return Approximate.read(file, self.vectors) if there else Exact(self.vectors)
+        if file is None or not file.exists():  # not yet, while the index is brought up to date
+            return Exact(self.vectors)
+        return Approximate.read(file, self.vectors)
 
     def name(self, row: int) -> str:
         """The path or text of an item."""
