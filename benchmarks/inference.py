@@ -1,10 +1,11 @@
 """Inference on the CPU: vitral's engines beside timm and transformers, with the same weights, in the same run.
 
-    python benchmarks/inference.py [--models vit_base_patch16_224 ...] [--batches 1 8] [--rounds 15] [--int8]
+    python benchmarks/inference.py [--models vit_base_patch16_224 ...] [--batches 1 8] [--int8] [--merge 0.6]
 
 Rivals: transformers (SDPA), timm eager, timm compiled with freezing, timm in OpenVINO, and with --int8 the int8 models
-of NNCF. Prints the ratio of each to timm eager, and of vitral's best to the best rival, by rounds that are interleaved;
-writes benchmarks/results/inference.json. int8 is calibrated with noise here: for the speed alone, not for accuracy.
+of NNCF, with --merge ours with that share of the patches merged away too. Prints the ratio of each to timm eager, and
+of vitral's best to the best rival of its kind, by rounds that are interleaved; writes results/inference.json.
+int8 is calibrated with noise here: for the speed alone, not for accuracy (benchmarks/int8_accuracy.py).
 """
 
 import argparse
@@ -24,8 +25,11 @@ from vitral.inference.export import convert_openvino, quiet
 from vitral.inference.graph import Graph, graph_of
 from vitral.inference.peers import peer_of
 from vitral.inference.quantize import int8_openvino
+from vitral.models.merge import merged
 
 BASE = "timm eager"
+KINDS = {"fp32": "fp32", "int8": "int8", "int8 merged": "int8"}
+"""Columns, and the kind of rival that each is held against."""
 
 
 def openvino_call(graph: Graph, int8: bool) -> Callable[[Tensor], Any]:
@@ -37,7 +41,7 @@ def openvino_call(graph: Graph, int8: bool) -> Callable[[Tensor], Any]:
     return lambda x: compiled([x.numpy()], share_inputs=True)
 
 
-def rivals(model: Any, engines: list[str], int8: bool) -> dict[str, Callable[[Tensor], Any]]:
+def rivals(model: Any, engines: list[str], int8: bool, merge: float) -> dict[str, Callable[[Tensor], Any]]:
     """Everything that is measured, by name; ours begin with "vitral"."""
     timm: Any = peer_of("timm", model)
     p = model.preprocess
@@ -51,6 +55,8 @@ def rivals(model: Any, engines: list[str], int8: bool) -> dict[str, Callable[[Te
         found[f"vitral {name}"] = make_engine(name, model, p, 1)
     if int8:
         found |= {"timm int8": openvino_call(theirs, int8=True), "vitral int8": openvino_call(ours, int8=True)}
+    if int8 and merge:
+        found["vitral int8 merged"] = openvino_call(graph_of(merged(model, merge), p), int8=True)
     return found
 
 
@@ -67,6 +73,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=20, help="time for each row, at least")
     parser.add_argument("--int8", action="store_true")
+    parser.add_argument("--merge", type=float, default=0.0, help="share of the patches, or how many in each block")
     options = parser.parse_args()
 
     rows = []
@@ -75,7 +82,7 @@ def main() -> None:
         model = create_model(name, seed=0).eval()
         shape = graph_of(model, model.preprocess).shape
         macs = multiply_adds(peer_of("timm", model), shape)  # nominal: of the full model
-        runs = rivals(model, options.engines, options.int8)
+        runs = rivals(model, options.engines, options.int8, options.merge)
         for batch in options.batches:
             x = torch.randn(batch, *shape)
             with torch.inference_mode():
@@ -89,20 +96,20 @@ def main() -> None:
             for kind, (ours, best, ahead) in row["ahead"].items():
                 print(f"  {kind}: {ours} is {ahead:.3f} times as fast as {best}")
             print(f"  {row['share_of_gemm_rate']:.0%} of the GEMM rate, best fp32")
-    print(f"wrote {write_json('inference', {'rows': rows})}")
+    print(f"wrote {write_json('inference', {'merge': options.merge, 'rows': rows})}")
 
 
 def summary(times: dict[str, list[float]], batch: int, macs: int, rate: float) -> dict[str, Any]:
     """Medians, ratios by round to timm eager, and our best beside the best rival, in fp32 and in int8."""
     medians = {name: statistics.median(t) for name, t in times.items()}
     ahead = {}
-    for kind in ("fp32", "int8"):
-        names = [name for name in times if ("int8" in name) == (kind == "int8")]
-        ours, theirs = ([n for n in names if n.startswith("vitral") == own] for own in (True, False))
+    for kind, other in KINDS.items():
+        ours = [name for name in times if name.startswith("vitral") and kind_of(name) == kind]
+        theirs = [name for name in times if not name.startswith("vitral") and kind_of(name) == other]
         if ours and theirs:
             best, rival = (min(group, key=medians.__getitem__) for group in (ours, theirs))
             ahead[kind] = (best, rival, paired(times, rival, best))
-    exact = min(t for name, t in medians.items() if name.startswith("vitral") and "int8" not in name)
+    exact = min(t for name, t in medians.items() if name.startswith("vitral") and kind_of(name) == "fp32")
     return {
         "rounds": len(next(iter(times.values()))),
         "medians": medians,
@@ -110,6 +117,11 @@ def summary(times: dict[str, list[float]], batch: int, macs: int, rate: float) -
         "ahead": ahead,
         "share_of_gemm_rate": batch * macs / exact / rate,
     }
+
+
+def kind_of(name: str) -> str:
+    """The column of a row."""
+    return next((kind for kind in reversed(KINDS) if name.endswith(kind)), "fp32")
 
 
 def paired(times: dict[str, list[float]], slow: str, fast: str) -> float:
