@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import io
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,9 @@ def started(name: str, source: str, *options: str):
         command = [sys.executable, "-m", "vitral", "serve", source, "--port", str(port), *options]
     else:
         command = [sys.executable, str(HERE), "--rival", name, "--source", source, "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )  # fmt: skip
     url = f"http://127.0.0.1:{port}"
     try:
         for _ in range(600):
@@ -123,10 +126,10 @@ def started(name: str, source: str, *options: str):
         yield url, process
     finally:
         process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # workers that it left behind
 
 
 # ---- the load ----
