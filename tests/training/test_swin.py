@@ -118,7 +118,7 @@ def test_freezing_and_lora(run):
         name.startswith(("patch_embed", "layers.0.", "layers.1.downsample", "layers.1.blocks.0.")) for name in learns
     )
     assert "layers.1.blocks.1.attn.qkv.weight" in learns
-    with pytest.raises(ConfigError, match="at most the number of blocks, 8, got 9"):
+    with pytest.raises(ConfigError, match="at most the number of blocks or stages, 8, got 9"):
         freeze_layers(model, 9)
     tuned = micro()
     choose_trained(tuned, TrainConfig.from_dict({"model": str(run.path), "lora": {"rank": 2}}))
