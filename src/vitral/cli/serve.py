@@ -82,8 +82,10 @@ def run(options: Options) -> None:
 
 def open_index(path: str) -> object:
     """The index to search in."""
+    import torch
+
     from vitral import Index
 
     index = Index(path)
-    _ = index.nearest  # what is wrong with it is said now
+    index.search_vectors(torch.ones(1, index.manifest.embedding.width), 1)  # what is wrong with it is said now
     return index
