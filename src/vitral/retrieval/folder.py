@@ -119,6 +119,10 @@ class Folder:
                 self._remove_orphans()
             yield manifest
 
+    def refuses(self, item: Item) -> str:
+        """Nothing: any name can be kept."""
+        return ""
+
     def create(self, manifest: Manifest) -> None:
         """Begin in an empty folder."""
         if any(file.name != ".lock" and not file.name.endswith(".tmp") for file in self.path.iterdir()):

@@ -20,6 +20,7 @@ from vitral.inference.cache import digest_weights
 from vitral.inference.predictor import Predictor
 from vitral.retrieval.folder import Folder
 from vitral.retrieval.nearest import near_groups
+from vitral.retrieval.postgres import Postgres, is_address
 from vitral.retrieval.store import Embedding, Item, Manifest, Rows, Store
 
 LARGE = 500_000
@@ -76,10 +77,12 @@ class Index:
         """Make an index, or bring one up to date: only files that are new or changed are looked at.
 
         `folder` is a folder of images at any depth; for a model that reads texts, a file with one on each line.
+        `out` is a folder, or a table of a database: `postgresql://user@host/database?table=photos`.
         `options` are fields of `vitral.config.Indexing`; `watch` wraps what is computed, for a progress bar.
         """
+        store = store_at(out)
         predictor = source if isinstance(source, Predictor) else Predictor(source)
-        change = _build(predictor, Path(folder), store_at(out), Indexing.from_dict(options), watch)
+        change = _build(predictor, Path(folder), store, Indexing.from_dict(options), watch)
         index = cls(out)
         index.__dict__["predictor"] = predictor
         return index, change
@@ -140,7 +143,7 @@ class Index:
 
 def store_at(place: str | Path) -> Store:
     """What keeps the index at a place."""
-    return Folder(Path(place))
+    return Postgres(str(place)) if is_address(place) else Folder(Path(place))
 
 
 def fingerprint(predictor: Predictor) -> str:
@@ -169,6 +172,7 @@ def _build(
             Item(name, size, time_): why for name, (size, time_, why) in manifest.unreadable.items()
         }  # not tried again until they change
         unreadable = {item: why for item, why in known.items() if item in wanted}
+        unreadable |= {item: why for item in found if (why := store.refuses(item))}
         missing = [item for item in found if item not in there and item not in unreadable]
         if gone:
             store.remove(_with(manifest, unreadable), gone)

@@ -112,6 +112,10 @@ class Store(Protocol):
         """Nobody else writes meanwhile; gives the index that is there, opened, if there is one."""
         ...
 
+    def refuses(self, item: Item) -> str:
+        """Why an item cannot be kept; nothing if it can."""
+        ...
+
     def create(self, manifest: Manifest) -> None:
         """Make an empty index where there is none."""
         ...
