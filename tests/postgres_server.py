@@ -1,6 +1,7 @@
 """A real PostgreSQL with pgvector for the tests, in a folder of its own, reached by a socket in that folder only."""
 
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -46,9 +47,10 @@ def running():
                 shutil.copytree(package.parent / name, folder / name)
         other = {}
         if os.geteuid() == 0:  # as whom a server refuses to run
-            other = {"user": "nobody", "group": "nogroup", "extra_groups": []}
+            nobody = pwd.getpwnam("nobody")
+            other = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
             for path in (folder, *folder.rglob("*")):
-                shutil.chown(path, "nobody", "nogroup")
+                os.chown(path, nobody.pw_uid, nobody.pw_gid, follow_symlinks=False)
         data, programs = folder / "data", folder / "pgserver" / "pginstall" / "bin"
 
         def run(program, *args):

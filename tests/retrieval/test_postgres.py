@@ -321,8 +321,8 @@ def reads_an_index(store, statement):
 def test_indexing_with_a_graph(predictor, photos, url, tmp_path):
     index, _ = Index.build(predictor, photos, url, nearest="hnsw")
     assert index.manifest.nearest == Index(url).manifest.nearest == "hnsw"
-    for file in sorted(photos.rglob("*.png")):
-        draw(file, hash(file.name) % 1000 + 2000)
+    for i, file in enumerate(sorted(photos.rglob("*.png"))):
+        draw(file, 500 + i)
     index, change = Index.build(predictor, photos, url, nearest="hnsw")
     assert (change.added, change.removed) == (7, 7)
     for file in sorted(photos.rglob("*.png")):
@@ -461,6 +461,13 @@ def test_a_database_without_pgvector(server, predictor, photos):
     assert "has no pgvector; install it there" in said
 
 
+def test_a_table_that_was_dropped_without_its_facts(server, url):
+    store = fill(url, unit(3, 5, 0))
+    with server.connect() as connection:
+        connection.execute(f"DROP TABLE {store.title}")
+    assert f"does not exist; drop {store.title}__facts too" in told(Index, url)
+
+
 def test_a_damaged_manifest_is_told_in_a_sentence(server, url):
     store = fill(url, unit(3, 5, 0))
     for harm in ({"format_version": 99}, {}, [], {"format_version": 1, "embedding": 3}):
@@ -495,7 +502,7 @@ def test_the_commands_of_the_page_work(server, weights, photos, capsys):
             assert len(serve.open_index(options.index)) == 7
         else:
             assert main([here.get(word, word) for word in command]) == 0
-            assert "7 images: 7 new" in (said := capsys.readouterr().out) or "1.0000" in said
+            assert {"index": "7 images: 7 new", "search": "1.0000"}[command[0]] in capsys.readouterr().out
 
 
 def test_a_server_of_models_searches_in_a_database(server, weights, predictor, photos):

@@ -7,6 +7,7 @@ password: an address is shown by those of its parts that are no secret.
 import json
 import os
 import re
+import struct
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -40,6 +41,10 @@ MOST_CANDIDATES = 1000
 """HNSW: what pgvector keeps at most while it searches."""
 MOST_INDEXED = 2000
 """The longest vector that pgvector has graphs and cells for."""
+MOST_INLINE = 1900
+"""The longest that fits in a page together with its row: a scan reads it there, and not from a second table."""
+COPY_BEGIN, COPY_END = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
+"""Around the rows of COPY in binary."""
 
 STRUCTURES: dict[NearestKind, LiteralString] = {
     "hnsw": "CREATE INDEX IF NOT EXISTS {hnsw} ON {table} USING hnsw (embedding vector_ip_ops) "
@@ -255,6 +260,8 @@ class Postgres:
                             width=manifest.embedding.width,
                         )
                     )
+                    if manifest.embedding.width <= MOST_INLINE:
+                        connection.execute(self._sql("ALTER TABLE {table} ALTER embedding SET STORAGE PLAIN"))
                     connection.execute(self._sql("CREATE TABLE {facts} (document json NOT NULL)"))
                     connection.execute(self._sql("INSERT INTO {facts} VALUES (%s)"), (_document(manifest),))
             except psycopg.errors.DuplicateTable:
@@ -264,10 +271,12 @@ class Postgres:
         """More rows, in one transaction with the manifest."""
         with self._asking() as connection, connection.transaction():
             if items:
-                copy_in = self._sql("COPY {table} (name, size, mtime_ns, embedding) FROM STDIN")
-                with connection.cursor() as cursor, cursor.copy(copy_in) as copy:
+                into = self._sql("COPY {table} (name, size, mtime_ns, embedding) FROM STDIN WITH (FORMAT binary)")
+                with connection.cursor() as cursor, cursor.copy(into) as copy:
+                    copy.write(COPY_BEGIN)
                     for item, vector in zip(items, vectors, strict=True):
-                        copy.write_row((item.name, item.size, item.mtime_ns, _literal(vector)))
+                        copy.write(_packed(item, vector))
+                    copy.write(COPY_END)
                 self._count, self._changed = self._count + len(items), True
             self._write_manifest(connection, manifest)
 
@@ -339,9 +348,13 @@ class Postgres:
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
             remedy = "ask for the right to, or name a schema of your own: table=SCHEMA.NAME."
             return CheckpointError(f"{self.place}: {said}; {remedy}")
+        if isinstance(error, psycopg.errors.UndefinedTable):
+            return CheckpointError(f"{self.place}: {said}; drop {self.title}__facts too, and make the index anew.")
         if not isinstance(error, psycopg.OperationalError):
             return CheckpointError(f"{self.place}: {said}.")
-        if "password" in said:
+        if error.sqlstate:  # said by a server that answers
+            remedy = "try again, or ask who runs the server."
+        elif "password" in said:
             remedy = "give the right one in PGPASSWORD, in ~/.pgpass or in the address."
         elif "does not exist" in said:
             remedy = "create it, or name another."
@@ -377,6 +390,13 @@ class Postgres:
 
 def _document(manifest: Manifest) -> str:
     return json.dumps(manifest.to_dict())
+
+
+def _packed(item: Item, vector: Tensor) -> bytes:
+    """A row for COPY: the number of its fields, and of each the bytes and their number."""
+    name, D = item.name.encode(), len(vector)
+    fields = (4, len(name), name, 8, item.size, 8, item.mtime_ns, 2 + 2 + 4 * D, D, 0)
+    return struct.pack(f">hi{len(name)}siqiqihh", *fields) + vector.numpy().astype(">f4").tobytes()
 
 
 def _literal(vector: Tensor) -> str:
