@@ -157,6 +157,16 @@ def test_only_new_and_changed_files_are_looked_at(predictor, photos, url):
     assert (change.added, change.unreadable, len(index), totals[-1]) == (1, {}, 8, 1)
 
 
+def test_an_index_of_nothing_that_can_be_read(predictor, url, tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "bad.png").write_bytes(b"no picture")
+    index, change = Index.build(predictor, tmp_path / "photos", url, nearest="hnsw")
+    assert (change.added, list(change.unreadable), len(index), index.items) == (0, ["bad.png"], 0, [])
+    assert index.vectors.shape == (0, 64)
+    assert index.search_vectors(unit(2, 64, 0)) == [[], []]
+    assert index.duplicates(0.9) == []
+
+
 def test_what_does_not_belong_is_refused_as_a_folder_refuses_it(predictor, photos, url, tmp_path):
     other = tmp_path / "other.safetensors"
     vitral.save_model(redraw(create_model("vit_nano_patch2_8", num_classes=3, in_chans=3), 6), other)
@@ -237,20 +247,6 @@ def test_kills_within_a_transaction_leave_the_state_before_it(weights, url, tmp_
     assert set(index.items) == set(at)
     for item, vector in zip(index.items, index.vectors, strict=True):
         torch.testing.assert_close(vector, at[item], atol=1e-6, rtol=0)
-
-
-def test_a_stop_in_the_middle_loses_only_what_was_not_yet_written(predictor, photos, url):
-    def stop_after(steps, total):
-        for number, step in enumerate(steps):
-            if number == 4:
-                raise KeyboardInterrupt
-            yield step
-
-    with pytest.raises(KeyboardInterrupt):
-        Index.build(predictor, photos, url, watch=stop_after, save_seconds=0)
-    assert len(Index(url)) == 4
-    _, change = Index.build(predictor, photos, url)
-    assert (change.kept, change.added) == (4, 3)
 
 
 def test_two_writers_do_not_meet(predictor, photos, url, monkeypatch):
@@ -339,6 +335,22 @@ def test_vectors_too_long_for_a_graph(url):
 
 
 # ---- names ----
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("postgresql://h/d", "postgresql://h/d?table=vitral_index"),
+        ("postgres://u:p@h:55/d?sslmode=require&table=a_1", "postgresql://u@h:55/d?table=a_1"),
+        ("postgresql://u:p%40%2F@[::1]:5/d?table=s.t", "postgresql://u@[::1]:5/d?table=s.t"),
+        ("postgresql:///d?host=/run/x&password=p&table=t", "postgresql:///d?host=/run/x&table=t"),
+        ("postgresql://", "postgresql:///?table=vitral_index"),
+    ],
+)
+def test_what_is_shown_of_an_address(url, place):
+    assert read_address(url).place == place
+    assert read_address(place).place == place
+    assert not set(read_address(url).parameters) - {"host", "port", "user", "dbname", "password", "sslmode"}
 
 
 @pytest.mark.parametrize(

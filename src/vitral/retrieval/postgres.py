@@ -85,6 +85,7 @@ class Address:
         known = {name: quote(value, safe="/:,") for name, value in self.parameters.items()}
         user, host = known.get("user", ""), known.get("host", "")
         socket = host.startswith("/")
+        host = f"[{host}]" if ":" in host else host
         port = f":{known['port']}" if "port" in known else ""
         where = f"{user}{'@' * bool(user)}{'' if socket else host}{port}/{known.get('dbname', '')}"
         return f"postgresql://{where}?{f'host={host}&' * socket}table={'.'.join(self.table)}"
@@ -125,7 +126,7 @@ class Postgres:
         self._address = read_address(url)
         self.place, self.title = self._address.place, self._address.table[-1]
         self._connection: psycopg.Connection[Any] | None = None
-        self._count = 0
+        self._count = self._width = 0
         self._kind: NearestKind = "exact"
         self._ids: dict[Item, int] = {}
         self._changed = False
@@ -143,7 +144,7 @@ class Postgres:
                 connection, "SELECT (SELECT document FROM {facts}), (SELECT count(*) FROM {table})"
             )
         manifest = Manifest.from_dict(document, self.place)
-        self._kind = manifest.nearest
+        self._kind, self._width = manifest.nearest, manifest.embedding.width
         return manifest
 
     def __len__(self) -> int:
@@ -166,7 +167,7 @@ class Postgres:
                 items.append(Item(name, size, time))
                 sent.append(vector[4:])  # after its width, as numbers of 4 bytes, the highest first
         numbers = np.frombuffer(b"".join(sent), ">f4").astype(np.float32)
-        return Rows(torch.from_numpy(numbers).reshape(len(items), -1), items)
+        return Rows(torch.from_numpy(numbers).reshape(len(items), self._width), items)
 
     def search(self, queries: Tensor, k: int) -> list[list[tuple[float, Item]]]:
         """The k nearest of each, with their cosines."""
