@@ -7,7 +7,8 @@
     ├── ImageError         a file or bytes that do not become an image
     ├── DataError          a data set that cannot be used as asked
     ├── CheckpointError    a checkpoint or run that cannot be written, read or gone on with
-    └── TrainingError      a training run that cannot go on
+    ├── TrainingError      a training run that cannot go on
+    └── UnreachableError   a server that is needed, and does not answer or let in
 
 A message says what is wrong, what was received and how to mend it, in one sentence that the command line and the
 server show unchanged. Our own mistakes are assertions, not members of this tree.
@@ -47,6 +48,10 @@ class CheckpointError(VitralError):
 
 class TrainingError(VitralError):
     """A training run that cannot go on."""
+
+
+class UnreachableError(VitralError):
+    """A server that is needed, and does not answer or let in."""
 
 
 def unknown_name(what: str, name: object, known: Iterable[str], list_with: str = "") -> UnknownNameError:

@@ -13,8 +13,8 @@ from vitral.cli.main import main
 from vitral.errors import CheckpointError, DataError, InputError, VitralError
 from vitral.inference.predictor import Predictor
 from vitral.models.zoo import create_model
+from vitral.retrieval import folder as folder_module
 from vitral.retrieval import index as index_module
-from vitral.retrieval import store
 from vitral.retrieval.index import Index
 
 
@@ -139,7 +139,7 @@ def test_every_moment_of_writing_may_be_the_last(predictor, photos, tmp_path, mo
     (photos / "03.png").unlink(missing_ok=True)
     (photos / "deep" / "03.png").unlink()
     calls = []
-    real = {"part": store.save_tensors, "manifest": store.write_atomically}[at]
+    real = {"part": folder_module.save_tensors, "manifest": folder_module.write_atomically}[at]
 
     for kill_at in range(1, 9):
 
@@ -151,7 +151,7 @@ def test_every_moment_of_writing_may_be_the_last(predictor, photos, tmp_path, mo
 
         calls.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(store, {"part": "save_tensors", "manifest": "write_atomically"}[at], dies)
+            patch.setattr(folder_module, {"part": "save_tensors", "manifest": "write_atomically"}[at], dies)
             try:
                 Index.build(predictor, photos, out)
             except SystemExit:
@@ -244,7 +244,7 @@ def test_another_preprocessing_is_another_embedding(weights, photos, tmp_path):
 def test_two_writers_do_not_meet(predictor, photos, tmp_path):
     out = tmp_path / "i"
     out.mkdir()
-    with store.locked(out), pytest.raises(CheckpointError, match="another process"):
+    with index_module.store_at(out).writing(), pytest.raises(CheckpointError, match="another process"):
         Index.build(predictor, photos, out)
     Index.build(predictor, photos, out)
 

@@ -30,7 +30,7 @@ class Options:
     folder: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
     """Folder with images anywhere in it; for a model that reads texts, a file with one on each line."""
     out: Annotated[str, tyro.conf.arg(metavar="INDEX", help_behavior_hint="(default: DIR.index)")] = ""
-    """Folder of the index."""
+    """Folder of the index; or a table of a database with pgvector, postgresql://user@host/database?table=NAME."""
     duplicates: bool = False
     """Also list groups of near copies."""
     least: Annotated[float, tyro.conf.arg(metavar="COSINE")] = 0.98
@@ -50,7 +50,7 @@ def run(options: Options) -> None:
     from vitral.retrieval.index import Index
 
     folder = Path(options.folder)
-    out = Path(options.out) if options.out else folder.with_name(f"{folder.resolve().name}.index")
+    out = options.out or folder.with_name(f"{folder.resolve().name}.index")
     index, change = Index.build(options.source, folder, out, watch=_progress, **options.indexing.to_dict())
     what = index.manifest.what
     for name, why in () if options.json else change.unreadable.items():
@@ -62,13 +62,13 @@ def run(options: Options) -> None:
         write_duplicates(Path(options.page), index, groups, options.least)
     if options.json:
         done = {"added": change.added, "kept": change.kept, "removed": change.removed, "unreadable": change.unreadable}
-        document: dict[str, Any] = {"index": str(out), f"{what}s": len(index), **done, "seconds": change.seconds}
+        document: dict[str, Any] = {"index": index.place, f"{what}s": len(index), **done, "seconds": change.seconds}
         print_json(document | ({"duplicates": groups} if options.duplicates else {}))
         return
     rate = f" ({change.added / change.seconds:,.0f} a second)" if change.added and change.seconds else ""
     failed = f", {len(change.unreadable):,} cannot be read" if change.unreadable else ""
     print(
-        f"{out}: {len(index):,} {what}s: {change.added:,} new{rate}, {change.kept:,} as they were, "
+        f"{index.place}: {len(index):,} {what}s: {change.added:,} new{rate}, {change.kept:,} as they were, "
         f"{change.removed:,} gone or changed{failed}; {index.manifest.nearest} search"
     )
     if options.duplicates:

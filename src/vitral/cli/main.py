@@ -80,7 +80,8 @@ def main(args: Sequence[str] | None = None) -> int:
         return 130
     except Exception:
         with tempfile.NamedTemporaryFile("w", prefix="vitral-", suffix=".txt", delete=False) as file:
-            file.write(f"vitral {__version__}, {sys.version}\nvitral {' '.join(args)}\n\n{traceback.format_exc()}")
+            told = _without_secrets(f"vitral {' '.join(args)}\n\n{traceback.format_exc()}")
+            file.write(f"vitral {__version__}, {sys.version}\n{told}")
         print(f"vitral: an error of ours, not yours; the details are in {file.name}.", file=sys.stderr)
         return 1
 
@@ -116,8 +117,13 @@ def parse(options: Callable[..., Any], args: list[str], prog: str, default: Any 
             return tyro.cli(options, args=args, prog=prog, config=(tyro.conf.FlagCreatePairsOff,), **over)
     except SystemExit as stop:
         if stop.code:
-            print(f"vitral: {_one_line(said.getvalue(), prog)}", file=sys.stderr)
+            print(f"vitral: {_without_secrets(_one_line(said.getvalue(), prog))}", file=sys.stderr)
         return int(stop.code or 0)
+
+
+def _without_secrets(text: str) -> str:
+    """The same without addresses of databases, which may hold a password."""
+    return re.sub(r"(postgres(?:ql)?://)\S+", r"\1...", text)
 
 
 def _one_line(boxed: str, prog: str) -> str:

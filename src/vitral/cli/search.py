@@ -18,7 +18,7 @@ class Options:
     """
 
     index: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="INDEX")]
-    """Folder of the index."""
+    """Folder of the index, or postgresql://user@host/database?table=NAME."""
     queries: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGE|DIR|TEXT...")]
     """Images, folders or quoted patterns; for an index of texts: texts, files with one on each line, or - for lines on
     standard input."""

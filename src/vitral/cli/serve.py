@@ -30,7 +30,7 @@ class Options:
     port: Annotated[int, tyro.conf.arg(metavar="N")] = 8000
     """Port; 0 takes a free one."""
     index: Annotated[str, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = ""
-    """An index of images or texts to search in, made by vitral index."""
+    """An index of images or texts to search in, made by vitral index: a folder, or postgresql://..."""
     api_key_file: Annotated[str, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = ""
     """Keys that clients must send one of, one on each line; also from VITRAL_API_KEYS, with commas between."""
     insecure: bool = False
@@ -82,8 +82,10 @@ def run(options: Options) -> None:
 
 def open_index(path: str) -> object:
     """The index to search in."""
+    import torch
+
     from vitral import Index
 
     index = Index(path)
-    _ = index.nearest  # what is wrong with it is said now
+    index.search_vectors(torch.ones(1, index.manifest.embedding.width), 1)  # what is wrong with it is said now
     return index

@@ -29,7 +29,7 @@ def write_results(path: Path, index: Index, queries: Sequence[str], found: Seque
         rest = "".join(_item(match.name, f"{match.score:.3f}", images) for match in matches)
         parts.append(section(Path(query).name if images else query, _row(first + rest, images), wide=True))
     about = f"the nearest of {len(index):,} {index.manifest.what}s, by the cosine of their vectors"
-    _write(path, f"Search in {index.path.name}", about, parts, len(queries))
+    _write(path, f"Search in {index.store.title}", about, parts, len(queries))
 
 
 def write_duplicates(path: Path, index: Index, groups: Sequence[Sequence[str]], least: float) -> None:
@@ -40,7 +40,7 @@ def write_duplicates(path: Path, index: Index, groups: Sequence[Sequence[str]], 
         for group in groups[:MOST]
     ]
     about = f"{len(groups):,} groups among {len(index):,} {index.manifest.what}s, cosine at least {least:g}"
-    _write(path, f"Near copies in {index.path.name}", about, parts, len(groups))
+    _write(path, f"Near copies in {index.store.title}", about, parts, len(groups))
 
 
 def _write(path: Path, title: str, about: str, parts: list[str], count: int) -> None:

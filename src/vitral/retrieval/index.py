@@ -9,19 +9,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitral.config import Indexing, NearestKind
+from vitral.config import Indexing
 from vitral.data.inputs import ImageLike
 from vitral.data.sources.folder import list_images
 from vitral.errors import CheckpointError, DataError, InputError
 from vitral.inference.cache import digest_weights
 from vitral.inference.predictor import Predictor
-from vitral.retrieval import store
-from vitral.retrieval.nearest import Approximate, Exact, Nearest, near_groups
-from vitral.retrieval.store import Embedding, Item, Manifest, Part
+from vitral.retrieval.folder import Folder
+from vitral.retrieval.nearest import near_groups
+from vitral.retrieval.postgres import Postgres, is_address
+from vitral.retrieval.store import Embedding, Item, Manifest, Rows, Store
 
 LARGE = 500_000
 """Vectors from which on neighbours are not looked for one by one, unless it is asked for."""
@@ -60,17 +60,14 @@ class Index:
     `source` is where the model is now, if it has moved; it must be the one that the index was made with.
     """
 
-    def __init__(self, path: str | Path, *, source: str | Path | None = None) -> None:
-        self.path = Path(path)
-        self.manifest = store.read_manifest(self.path)
+    def __init__(self, place: str | Path, *, source: str | Path | None = None) -> None:
+        self.store = store_at(place)
+        self.place = self.store.place
+        self.manifest = self.store.open()
         self.source = source if source is not None else self.manifest.source
-        parts = store.read_parts(self.path, self.manifest)
-        self.items = [item for part in parts for item in part.items]
-        empty = torch.zeros(0, self.manifest.embedding.width)
-        self.vectors = torch.cat([empty, *(part.vectors for part in parts)])
 
     def __len__(self) -> int:
-        return len(self.items)
+        return len(self.store)
 
     @classmethod
     def build(
@@ -80,10 +77,12 @@ class Index:
         """Make an index, or bring one up to date: only files that are new or changed are looked at.
 
         `folder` is a folder of images at any depth; for a model that reads texts, a file with one on each line.
+        `out` is a folder, or a table of a database: `postgresql://user@host/database?table=photos`.
         `options` are fields of `vitral.config.Indexing`; `watch` wraps what is computed, for a progress bar.
         """
+        store = store_at(out)
         predictor = source if isinstance(source, Predictor) else Predictor(source)
-        change = _build(predictor, Path(folder), Path(out), Indexing.from_dict(options), watch)
+        change = _build(predictor, Path(folder), store, Indexing.from_dict(options), watch)
         index = cls(out)
         index.__dict__["predictor"] = predictor
         return index, change
@@ -92,27 +91,29 @@ class Index:
     def predictor(self) -> Predictor:
         """The model that the index was made with."""
         if not self.source:
-            raise InputError(f"{self.path} was made with a model that has no file; say where it is now: source=...")
+            raise InputError(f"{self.place} was made with a model that has no file; say where it is now: source=...")
         predictor = Predictor(self.source)
         if fingerprint(predictor) != self.manifest.embedding.model:
             raise InputError(
-                f"{self.path} was made with other weights or preprocessing than {self.source} has now; vectors of two "
+                f"{self.place} was made with other weights or preprocessing than {self.source} has now; vectors of two "
                 "models cannot be compared. Make the index anew, or name the model it was made with."
             )
         return predictor
 
     @cached_property
-    def nearest(self) -> Nearest:
-        """What finds neighbours."""
-        file = _nearest_file(self.path, self.manifest)
-        if file is None or not file.exists():  # not yet, while the index is brought up to date
-            return Exact(self.vectors)
-        return Approximate.read(file, self.vectors)
+    def rows(self) -> Rows:
+        """Every vector, and what it is of."""
+        return self.store.rows()
 
-    def name(self, row: int) -> str:
-        """The path or text of an item."""
-        name = self.items[row].name
-        return str(Path(self.manifest.folder) / name) if self.manifest.what == "image" else name
+    @property
+    def items(self) -> list[Item]:
+        """What the vectors are of."""
+        return self.rows.items
+
+    @property
+    def vectors(self) -> Tensor:
+        """(n, D), each of length 1."""
+        return self.rows.vectors
 
     def search(self, query: ImageLike | Sequence[ImageLike], top_k: int = 10) -> list[list[Match]]:
         """The `top_k` nearest of an image or text, of several, or of every image in a folder: a list for each."""
@@ -120,24 +121,29 @@ class Index:
 
     def search_vectors(self, vectors: Tensor, top_k: int = 10) -> list[list[Match]]:
         """The nearest of vectors (m, D) that the same model gave, of any length."""
+        D = self.manifest.embedding.width
         if top_k < 1:
             raise InputError(f"top_k must be at least 1, got {top_k}.")
-        if vectors.ndim != 2 or vectors.shape[1] != self.vectors.shape[1]:
-            raise InputError(f"queries must be (m, {self.vectors.shape[1]}), got {tuple(vectors.shape)}.")
-        k = min(top_k, len(self))
-        if not k or not len(vectors):
-            return [[] for _ in vectors]
-        scores, rows = self.nearest.search(F.normalize(vectors.float(), dim=1), k)
-        return [
-            [Match(self.name(i), s) for s, i in zip(some, places, strict=True) if i >= 0]
-            for some, places in zip(scores.tolist(), rows.tolist(), strict=True)
-        ]
+        if vectors.ndim != 2 or vectors.shape[1] != D:
+            raise InputError(f"queries must be (m, {D}), got {tuple(vectors.shape)}.")
+        if not len(vectors):
+            return []
+        found = self.store.search(F.normalize(vectors.float(), dim=1), top_k)
+        return [[Match(self._name(item), score) for score, item in some] for some in found]
 
     def duplicates(self, least: float) -> list[list[str]]:
         """Groups of items that hang together by cosines of at least `least`, the largest group first."""
         if not 0 < least <= 1:
             raise InputError(f"the least cosine of duplicates must be above 0 and at most 1, got {least:g}.")
-        return [[self.name(i) for i in group] for group in near_groups(self.vectors, least)]
+        return [[self._name(self.items[i]) for i in group] for group in near_groups(self.vectors, least)]
+
+    def _name(self, item: Item) -> str:
+        return str(Path(self.manifest.folder) / item.name) if self.manifest.what == "image" else item.name
+
+
+def store_at(place: str | Path) -> Store:
+    """What keeps the index at a place."""
+    return Postgres(str(place)) if is_address(place) else Folder(Path(place))
 
 
 def fingerprint(predictor: Predictor) -> str:
@@ -146,84 +152,76 @@ def fingerprint(predictor: Predictor) -> str:
     return hashlib.sha256(f"{digest_weights(predictor.embedder)} {json.dumps(reads)}".encode()).hexdigest()
 
 
-def _nearest_file(path: Path, manifest: Manifest) -> Path | None:
-    """Where a structure for these very parts lies; None for an exact search."""
-    if manifest.nearest == "exact":
-        return None
-    stamp = "-".join(part.removesuffix(".safetensors").lstrip("0") for part in (manifest.parts[0], manifest.parts[-1]))
-    return path / f"{manifest.nearest}-{stamp}.faiss"
-
-
 # ---- building ----
 
 
 def _build(
-    predictor: Predictor, folder: Path, out: Path, o: Indexing,
+    predictor: Predictor, folder: Path, store: Store, o: Indexing,
     watch: Callable[[Iterable[Any], int], Iterable[Any]],
 ) -> Change:  # fmt: skip
     found = list(_list_items(predictor, folder))
     if not found:
         raise DataError(f"{folder} has no {predictor.inputs.what}s in it.")
-    out.mkdir(parents=True, exist_ok=True)
-    with store.locked(out):
-        manifest = _begin(predictor, folder, out)
-        store.remove_orphans(out, manifest)
-        parts = store.read_parts(out, manifest)
-        wanted = set(found)
-        kept = [_only(part, wanted) for part in parts]
-        there = {item for part in kept for item in part.items}
-        removed = sum(len(part.items) for part in parts) - len(there)
+    wanted = set(found)
+    with store.writing() as manifest:
+        manifest = _begin(predictor, folder, store, manifest)
+        there = set(store.items())
+        gone = [item for item in there if item not in wanted]
+        there -= set(gone)
         known = {
             Item(name, size, time_): why for name, (size, time_, why) in manifest.unreadable.items()
         }  # not tried again until they change
         unreadable = {item: why for item, why in known.items() if item in wanted}
+        unreadable |= {item: why for item in found if (why := store.refuses(item))}
         missing = [item for item in found if item not in there and item not in unreadable]
+        if gone:
+            store.remove(_with(manifest, unreadable), gone)
         added, started = 0, time.monotonic()
         saved = started
-        fresh: list[tuple[Item, Tensor]] = []
-        manifest = replace(manifest, unreadable=_listed(unreadable))
-        if removed:
-            for old in out.glob("*.faiss"):  # of vectors that are no more
-                old.unlink()
-            manifest = store.rewrite(out, manifest, kept)
+        items: list[Item] = []
+        vectors: list[Tensor] = []
         embedded = predictor.embed_each(_inputs(predictor, folder, missing))
         for item, (vector, error) in zip(missing, watch(embedded, len(missing)), strict=True):
             if vector is None:
                 unreadable[item] = error
             else:
-                fresh.append((item, F.normalize(vector.float(), dim=0)))
+                items.append(item)
+                vectors.append(F.normalize(vector.float(), dim=0))
             if time.monotonic() - saved >= o.save_seconds:
-                manifest, saved = _save(out, manifest, fresh, unreadable), time.monotonic()
-                added += len(fresh)
-                fresh = []
-        manifest = _save(out, manifest, fresh, unreadable)
-        added += len(fresh)
+                store.add(_with(manifest, unreadable), items, vectors)
+                added, items, vectors, saved = added + len(items), [], [], time.monotonic()
+        store.add(_with(manifest, unreadable), items, vectors)
+        added += len(items)
         seconds = time.monotonic() - started
-        _finish(out, manifest, o.nearest)
+        count = len(there) + added
+        nearest = o.nearest or ("exact" if count < LARGE else "hnsw")
+        store.finish(replace(_with(manifest, unreadable), nearest=nearest if count else "exact"))
         errors = {item.name: why for item, why in unreadable.items()}
-        return Change(added, len(there), removed, errors, seconds)
+        return Change(added, len(there), len(gone), errors, seconds)
 
 
-def _begin(predictor: Predictor, folder: Path, out: Path) -> Manifest:
+def _begin(predictor: Predictor, folder: Path, store: Store, manifest: Manifest | None) -> Manifest:
     """The manifest that is there, if it is for the same model and folder; a new one where there is none."""
-    what = predictor.inputs.what
     model = fingerprint(predictor)
     place = str(folder.resolve())
-    if not store.is_index(out):
-        if any(file.name != ".lock" and not file.name.endswith(".tmp") for file in out.iterdir()):
-            raise CheckpointError(f"{out} is not empty and not an index; give another --out.")
+    if manifest is None:
         width = predictor.embedder.config.pooled_dim
-        manifest = Manifest(what, place, _lasting(predictor.source), Embedding(model, "pooled", width))
-        store.write_manifest(out, manifest)
+        embedding = Embedding(model, "pooled", width)
+        manifest = Manifest(predictor.inputs.what, place, _lasting(predictor.source), embedding)
+        store.create(manifest)
         return manifest
-    manifest = store.read_manifest(out)
     if manifest.embedding.model != model:
         raise CheckpointError(
-            f"{out} was made with another model, or one that reads images in another way; give another --out."
+            f"{store.place} was made with another model, or one that reads images in another way; give another --out."
         )
     if manifest.folder != place:
-        raise CheckpointError(f"{out} is an index of {manifest.folder}, not of {place}; give another --out.")
+        raise CheckpointError(f"{store.place} is an index of {manifest.folder}, not of {place}; give another --out.")
     return replace(manifest, source=_lasting(predictor.source))
+
+
+def _with(manifest: Manifest, unreadable: dict[Item, str]) -> Manifest:
+    listed = {item.name: (item.size, item.mtime_ns, why) for item, why in unreadable.items()}
+    return replace(manifest, unreadable=listed)
 
 
 def _lasting(source: str) -> str:
@@ -256,40 +254,3 @@ def _list_items(predictor: Predictor, folder: Path) -> Iterator[Item]:
 def _inputs(predictor: Predictor, folder: Path, items: Sequence[Item]) -> Iterator[ImageLike]:
     images = predictor.inputs.what == "image"
     return (folder / item.name if images else item.name for item in items)
-
-
-def _only(part: Part, wanted: set[Item]) -> Part:
-    """The items of a part that are still there, unchanged."""
-    rows = [i for i, item in enumerate(part.items) if item in wanted]
-    return Part(part.vectors[rows], [part.items[i] for i in rows]) if len(rows) < len(part.items) else part
-
-
-def _save(out: Path, manifest: Manifest, fresh: Sequence[tuple[Item, Tensor]], unreadable: dict[Item, str]) -> Manifest:
-    """Write down what was computed since the last time."""
-    manifest = replace(manifest, unreadable=_listed(unreadable))
-    if fresh:
-        part = Part(torch.stack([vector for _, vector in fresh]), [item for item, _ in fresh])
-        manifest = replace(manifest, parts=(*manifest.parts, store.write_part(out, part)))
-    store.write_manifest(out, manifest)
-    return manifest
-
-
-def _listed(unreadable: dict[Item, str]) -> dict[str, tuple[int, int, str]]:
-    return {item.name: (item.size, item.mtime_ns, why) for item, why in unreadable.items()}
-
-
-def _finish(out: Path, manifest: Manifest, asked: NearestKind | None) -> None:
-    """Few parts instead of many, and what finds neighbours among many vectors."""
-    parts = store.read_parts(out, manifest)
-    count = sum(len(part.items) for part in parts)
-    nearest = asked or ("exact" if count < LARGE else "hnsw")
-    manifest = replace(manifest, nearest=nearest if count else "exact")
-    if sum(len(part.items) < store.PART_ITEMS for part in parts) > 1:
-        manifest = store.rewrite(out, manifest, parts)
-    file = _nearest_file(out, manifest)
-    if file is not None and not file.exists():
-        Approximate.of(torch.cat([part.vectors for part in parts]), nearest).write(file)
-    store.write_manifest(out, manifest)
-    for old in out.glob("*.faiss"):
-        if old != file:
-            old.unlink()

@@ -60,11 +60,11 @@ class Approximate:
             index = faiss.IndexHNSWFlat(D, LINKS, faiss.METRIC_INNER_PRODUCT)
             index.hnsw.efConstruction = BUILD_WIDTH
         else:
-            cells = max(round(n**0.5), 1)
+            cells = ivf_cells(n)
             index = faiss.IndexIVFFlat(faiss.IndexFlatIP(D), D, cells, faiss.METRIC_INNER_PRODUCT)
             index.cp.max_points_per_centroid, index.cp.min_points_per_centroid = TRAINING, 1
             index.train(x)
-            index.nprobe = max(cells // 8, 1)
+            index.nprobe = ivf_probes(cells)
         index.add(x)
         return cls(index)
 
@@ -95,6 +95,16 @@ class Approximate:
             self.index.hnsw.efSearch = max(SEARCH_WIDTH, 2 * k)
         values, rows = self.index.search(queries.contiguous().numpy(), k)
         return torch.from_numpy(values), torch.from_numpy(rows)
+
+
+def ivf_cells(n: int) -> int:
+    """IVF: cells for n vectors."""
+    return max(round(n**0.5), 1)
+
+
+def ivf_probes(cells: int) -> int:
+    """IVF: how many of them are looked at."""
+    return max(cells // 8, 1)
 
 
 def import_faiss() -> Any:

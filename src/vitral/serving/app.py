@@ -22,7 +22,7 @@ from vitral import __version__
 from vitral.config import Serving, pair
 from vitral.data.images import AtLeast, read_image
 from vitral.data.inputs import ImageInputs
-from vitral.errors import InputError, UnknownNameError, VitralError
+from vitral.errors import InputError, UnknownNameError, UnreachableError, VitralError
 from vitral.explanation.colours import TABLE
 from vitral.explanation.page import pack_rows, png_base64
 from vitral.inference.predictor import Predictor
@@ -134,6 +134,8 @@ def create_app(
 
 
 async def _refuse(request: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, UnreachableError):
+        request.scope.setdefault("vitral", {})["fault"] = str(error)
     return refusal_of(error).response()
 
 

@@ -3,7 +3,7 @@
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from vitral.errors import ImageError, UnknownNameError, VitralError
+from vitral.errors import ImageError, UnknownNameError, UnreachableError, VitralError
 from vitral.serving.batching import BusyError, LateError
 
 RETRY_AFTER = 1
@@ -49,6 +49,11 @@ def refusal_of(error: Exception) -> RefusedError:
         return RefusedError(422, "bad_image", str(error))
     if isinstance(error, UnknownNameError):
         return RefusedError(422, "unknown_name", str(error))
+    if isinstance(error, UnreachableError):  # where, and why, is for the log
+        return RefusedError(
+            503, "unreachable", "the server that the index is kept in cannot be reached; ask again later.",
+            {"Retry-After": str(RETRY_AFTER)},
+        )  # fmt: skip
     if isinstance(error, VitralError):
         return RefusedError(422, "bad_input", str(error))
     if isinstance(error, HTTPException):

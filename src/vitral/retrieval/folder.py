@@ -1,0 +1,196 @@
+"""An index in a folder: `index.json`, and parts with vectors and what each is of. Whole at every moment.
+
+Parts are only ever added; `index.json`, replaced in one step, says which of them count. So a kill leaves the old state
+or the new one, and at worst a part that nothing names, which the next writer removes.
+"""
+
+import fcntl
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from vitral.config import NearestKind
+from vitral.errors import CheckpointError
+from vitral.retrieval.nearest import Approximate, Exact, Nearest
+from vitral.retrieval.store import Item, Manifest, Rows
+from vitral.weights.atomic import save_tensors, write_atomically
+from vitral.weights.files import read_json
+
+MANIFEST = "index.json"
+PART_ITEMS = 8192
+"""Items of a part, once an index is finished."""
+
+
+class Folder:
+    """A `Store` on the disk; opened, all of it is in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.place, self.title = str(path), path.name
+        self._parts: tuple[str, ...] = ()  # files that count, in order
+        self._rows = Rows(torch.zeros(0, 0), [])
+        self._kind: NearestKind = "exact"
+
+    # ---- reading ----
+
+    def open(self) -> Manifest:
+        """Read the index into memory."""
+        if not self._exists():
+            raise CheckpointError(f"{self.path} is not an index: it has no {MANIFEST}; make one with vitral index.")
+        document = read_json(self.path / MANIFEST)
+        parts = document.pop("parts", None)
+        manifest = Manifest.from_dict(document, str(self.path / MANIFEST))
+        if not isinstance(parts, list) or any(not isinstance(part, str) or Path(part).name != part for part in parts):
+            raise CheckpointError(
+                f"{self.path / MANIFEST} is damaged (its parts are not plain file names); make the index anew."
+            )
+        self._parts, self._kind = tuple(parts), manifest.nearest
+        self._rows = self._read_parts(manifest.embedding.width)
+        return manifest
+
+    def __len__(self) -> int:
+        return len(self._rows.items)
+
+    def items(self) -> list[Item]:
+        """What the rows are of."""
+        return self._rows.items
+
+    def rows(self) -> Rows:
+        """All of them, as they were when the index was opened."""
+        return self._rows
+
+    def search(self, queries: Tensor, k: int) -> list[list[tuple[float, Item]]]:
+        """The k nearest of each, with their cosines."""
+        k = min(k, len(self))
+        if not k:
+            return [[] for _ in queries]
+        scores, rows = self._nearest.search(queries, k)
+        return [
+            [(score, self._rows.items[i]) for score, i in zip(some, places, strict=True) if i >= 0]
+            for some, places in zip(scores.tolist(), rows.tolist(), strict=True)
+        ]
+
+    @cached_property
+    def _nearest(self) -> Nearest:
+        file = self._nearest_file(self._kind)
+        if file is None or not file.exists():  # not yet, while the index is brought up to date
+            return Exact(self._rows.vectors)
+        return Approximate.read(file, self._rows.vectors)
+
+    def _exists(self) -> bool:
+        return (self.path / MANIFEST).is_file()
+
+    def _read_parts(self, width: int) -> Rows:
+        vectors, items = [torch.zeros(0, width)], []
+        for name in self._parts:
+            try:
+                tensors = load_file(self.path / name)
+                some = [Item(*each) for each in json.loads(bytes(tensors["items"].numpy()))]
+                if tensors["vectors"].shape != (len(some), width):
+                    raise ValueError(f"{tuple(tensors['vectors'].shape)} vectors for {len(some)} items")
+            except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
+                raise CheckpointError(f"{self.path / name} is damaged ({error}); make the index anew.") from error
+            vectors.append(tensors["vectors"])
+            items += some
+        return Rows(torch.cat(vectors), items)
+
+    # ---- writing ----
+
+    @contextmanager
+    def writing(self) -> Iterator[Manifest | None]:
+        """Nobody else writes meanwhile; the lock of a process that was killed is gone with it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise CheckpointError(
+                    f"another process writes to {self.path}; wait for it, or give another --out."
+                ) from error
+            manifest = self.open() if self._exists() else None
+            if manifest:
+                self._remove_orphans()
+            yield manifest
+
+    def refuses(self, item: Item) -> str:
+        """Nothing: any name can be kept."""
+        return ""
+
+    def create(self, manifest: Manifest) -> None:
+        """Begin in an empty folder."""
+        if any(file.name != ".lock" and not file.name.endswith(".tmp") for file in self.path.iterdir()):
+            raise CheckpointError(f"{self.path} is not empty and not an index; give another --out.")
+        self._write_manifest(manifest)
+        self._remove_orphans()
+
+    def add(self, manifest: Manifest, items: Sequence[Item], vectors: Sequence[Tensor]) -> None:
+        """One more part."""
+        if items:
+            self._parts = (*self._parts, self._write_part(Rows(torch.stack(list(vectors)), list(items))))
+        self._write_manifest(manifest)
+
+    def remove(self, manifest: Manifest, items: Sequence[Item]) -> None:
+        """The others, in parts of their own."""
+        for old in self.path.glob("*.faiss"):  # of vectors that are no more
+            old.unlink()
+        gone = set(items)
+        rows = [i for i, item in enumerate(self._rows.items) if item not in gone]
+        self._rows = Rows(self._rows.vectors[rows], [self._rows.items[i] for i in rows])
+        self._rewrite(manifest)
+
+    def finish(self, manifest: Manifest) -> None:
+        """Few parts instead of many, and what finds neighbours among many vectors."""
+        self._rows = self._read_parts(manifest.embedding.width)
+        if len(self._parts) > -(-len(self) // PART_ITEMS):
+            self._rewrite(manifest)
+        file = self._nearest_file(manifest.nearest)
+        if file is not None and not file.exists():
+            Approximate.of(self._rows.vectors, manifest.nearest).write(file)
+        self._write_manifest(manifest)
+        for old in self.path.glob("*.faiss"):
+            if old != file:
+                old.unlink()
+
+    def _nearest_file(self, kind: NearestKind) -> Path | None:
+        """Where a structure for these very parts lies; None for an exact search."""
+        if kind == "exact":
+            return None
+        ends = (self._parts[0], self._parts[-1])
+        stamp = "-".join(part.removesuffix(".safetensors").lstrip("0") for part in ends)
+        return self.path / f"{kind}-{stamp}.faiss"
+
+    def _write_manifest(self, manifest: Manifest) -> None:
+        """Replace `index.json`: from here on the index is what it says."""
+        document = manifest.to_dict() | {"parts": self._parts}
+        write_atomically(self.path / MANIFEST, (json.dumps(document, indent=1) + "\n").encode())
+
+    def _write_part(self, part: Rows) -> str:
+        """Write a part under a name of its own; it does not count until the manifest names it."""
+        numbers = [int(file.stem) for file in self.path.glob("*.safetensors") if file.stem.isdigit()]
+        name = f"{max(numbers, default=0) + 1:06d}.safetensors"
+        items = json.dumps([[item.name, item.size, item.mtime_ns] for item in part.items]).encode()
+        tensors = {"vectors": part.vectors, "items": torch.frombuffer(bytearray(items), dtype=torch.uint8)}
+        save_tensors(self.path / name, tensors)
+        return name
+
+    def _rewrite(self, manifest: Manifest) -> None:
+        """The rows in full parts; files that no longer count go last."""
+        vectors, items = self._rows.vectors, self._rows.items
+        pieces = [slice(start, start + PART_ITEMS) for start in range(0, len(items), PART_ITEMS)]
+        self._parts = tuple(self._write_part(Rows(vectors[piece], items[piece])) for piece in pieces)
+        self._write_manifest(manifest)
+        self._remove_orphans()
+
+    def _remove_orphans(self) -> None:
+        """Remove what a kill left behind, and parts that no longer count."""
+        for file in self.path.iterdir():
+            left = file.name.endswith(".tmp") or (file.suffix == ".safetensors" and file.name not in self._parts)
+            if left and file.is_file():
+                file.unlink(missing_ok=True)
