@@ -26,7 +26,7 @@ def ahead(function: Callable[[X], Y], items: Iterable[X], workers: int, depth: i
         return
     pool = ThreadPoolExecutor(workers, "vitral-ahead")
     try:
-        _use_one_core_each(pool, workers)
+        use_one_core_each(pool, workers)
         pending: deque[Future[Y]] = deque()
         for item in chain(first, items):
             pending.append(pool.submit(function, item))
@@ -38,7 +38,7 @@ def ahead(function: Callable[[X], Y], items: Iterable[X], workers: int, depth: i
         pool.shutdown(cancel_futures=True)
 
 
-def _use_one_core_each(pool: ThreadPoolExecutor, workers: int) -> None:
+def use_one_core_each(pool: ThreadPoolExecutor, workers: int) -> None:
     """Let torch in the threads of a pool do without threads of its own: the model needs those.
 
     torch keeps this number for each thread, and also as what new threads begin with: that is put back.
