@@ -35,6 +35,8 @@ class Match:
     """The path of the file, or the text."""
     score: float
     """The cosine: 1 for the same direction."""
+    item: str
+    """The path below the folder that was indexed, or the text: what can be told to others."""
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""
@@ -129,7 +131,7 @@ class Index:
             return [[] for _ in vectors]
         scores, rows = self.nearest.search(F.normalize(vectors.float(), dim=1), k)
         return [
-            [Match(self.name(i), s) for s, i in zip(some, places, strict=True) if i >= 0]
+            [Match(self.name(i), s, self.items[i].name) for s, i in zip(some, places, strict=True) if i >= 0]
             for some, places in zip(scores.tolist(), rows.tolist(), strict=True)
         ]
 

@@ -107,7 +107,8 @@ class Server:
         """A response of that type; large ones would keep the event loop busy."""
 
         def dump() -> bytes:
-            return kind.dump_json(kind.validate_python(make(), strict=False), by_alias=True)
+            document = kind.validate_python(make(), strict=False)
+            return kind.dump_json(document, by_alias=True, exclude_unset=True)  # what an answer lacks is not null
 
         return Response(await self.read(dump), media_type="application/json")
 
@@ -193,7 +194,7 @@ def _add_questions(app: FastAPI, server: Server) -> None:
         def content() -> dict[str, Any]:
             pictures = MOST_THUMBNAILS if asked.thumbnails and index.predictor.inputs.what == "image" else 0
             found = [
-                {"name": m.name, "score": m.score, "thumbnail": thumbnail(m.name) if i < pictures else None}
+                {"name": m.item, "score": m.score, "thumbnail": thumbnail(m.name) if i < pictures else None}
                 for i, m in enumerate(done.result)
             ]
             return told | {"matches": found}

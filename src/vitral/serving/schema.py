@@ -4,9 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from vitral.config import TaskName
+from vitral.config import TOP_K, TaskName
 
-DEFAULT_TOP_K = 5
 MAX_TEXT = 100_000
 
 Name = Annotated[str, StringConstraints(max_length=64)]
@@ -33,7 +32,7 @@ class Asked(Typed):
 class PredictRequest(Asked):
     """What to predict."""
 
-    top_k: TopK = Field(DEFAULT_TOP_K, description="Labels to answer with, where the model tells classes apart.")
+    top_k: TopK = Field(TOP_K, description="Labels to answer with, where the model tells classes apart.")
 
 
 class EmbedRequest(Asked):
@@ -232,7 +231,7 @@ class Explained(Answered):
 class Found(Typed):
     """Something in the index, and how near it is: the cosine."""
 
-    name: str
+    name: str = Field(description="The path below the folder that was indexed, or the text.")
     score: float
     thumbnail: str | None = Field(None, description="A small picture, JPEG in base64.")
 
