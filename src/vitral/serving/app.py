@@ -24,6 +24,7 @@ from vitral.data.images import AtLeast, read_image
 from vitral.data.inputs import ImageInputs
 from vitral.errors import InputError, UnknownNameError, VitralError
 from vitral.explanation.colours import TABLE
+from vitral.explanation.explain import blocks_of
 from vitral.explanation.page import pack_rows, png_base64
 from vitral.inference.predictor import Predictor
 from vitral.serving import models, schema
@@ -175,8 +176,9 @@ def _add_questions(app: FastAPI, server: Server) -> None:
 
         def content() -> dict[str, Any]:
             made = done.result
-            also = {} if made.rows is None else {"rows": pack_rows(made.rows), "image": png_base64(made.image)}
-            return told | made.to_dict() | also
+            rows = {} if made.rows is None else {"rows": pack_rows(made.rows)}
+            image = {"image": png_base64(made.image)} if asked.rows else {}
+            return told | made.to_dict() | rows | image
 
         return await server.answer(EXPLAINED, content)
 
@@ -255,6 +257,7 @@ def _describe(served: Served) -> schema.Model:
         labels=list(predictor.labels),
         size=list(pair(predictor.preprocess.img_size)) if images else None,
         explains=served.methods(),
+        blocks=blocks_of(predictor),
     )
 
 

@@ -51,7 +51,7 @@ class ExplainRequest(Asked):
     patch: Annotated[list[int], Field(min_length=2, max_length=2)] | None = Field(
         None, description="Attention: x, y of a pixel of the prepared image; where its patch looks. In a form: X,Y."
     )
-    rows: bool = Field(False, description="Also every attention row and the prepared image, as the page needs them.")
+    rows: bool = Field(False, description="Also the prepared image, and of a ViT every attention row.")
 
 
 class SearchRequest(Asked):
@@ -251,6 +251,7 @@ class Model(Typed):
     labels: list[str]
     size: list[int] | None = Field(description="Height and width that images are brought to.")
     explains: list[str] = Field(description="Ways to explain what it does.")
+    blocks: int = Field(description="Blocks whose attention can be asked for.")
 
 
 class Models(Typed):
