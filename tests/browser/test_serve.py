@@ -177,6 +177,35 @@ def test_it_fits_the_screen_and_can_be_read(browser, address, width, scheme):
     page.close()
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nothing_on_it_keeps_people_out(browser, address, faults, width, scheme):
+    page = opened(browser, address, width, color_scheme=scheme)
+    assert faults(page) == []
+    upload(page, picture())
+    assert page.locator("#say").is_visible()
+    page.click("#lookCard summary")
+    assert faults(page) == []
+    for view in ("gradcam", "tokens", "picture"):
+        page.check(f"#views input[value={view}]")
+        page.locator("#busy").wait_for(state="hidden")
+        assert faults(page) == []
+    for model in ("segment", "detect"):
+        upload(page, picture(1, (64, 64)), model=model)
+        assert faults(page) == []
+    page.set_input_files("#file", {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"not a picture"})
+    page.locator("#error").wait_for()
+    assert faults(page) == []
+    page.select_option("#model", "translate")
+    assert faults(page) == []
+    page.evaluate("document.getElementById('keyDialog').showModal()")
+    assert faults(page) == []
+    page.goto(f"{address}/docs")
+    page.locator("h2:has-text('/v1/predict')").wait_for()
+    assert faults(page) == []
+    page.close()
+
+
 def test_a_key_is_asked_for_once(browser, runs, tmp_path):
     (tmp_path / "keys").write_text("a-key-of-24-characters-x\n")
     with serving(runs["classify"], "--api-key-file", tmp_path / "keys") as (url, _, _):
