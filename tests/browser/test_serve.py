@@ -7,6 +7,8 @@ from process import serving
 from small_server import picture, train_runs
 
 import vitral
+from helpers import redraw
+from tiny import LABELS, MODELS
 
 pytestmark = pytest.mark.slow
 NAMELESS = """[...document.querySelectorAll("button, input, select, textarea, a, img, canvas, [role=img]")]
@@ -38,8 +40,8 @@ def address(runs):
         yield url
 
 
-def opened(browser, address, width=1280, **options):
-    page = browser.new_page(viewport={"width": width, "height": 860}, **options)
+def opened(browser, address, width=1280, height=860, **options):
+    page = browser.new_page(viewport={"width": width, "height": height}, **options)
     page.said, page.asked = [], []
     page.on("console", lambda message: page.said.append(message.text))
     page.on("pageerror", lambda error: page.said.append(str(error)))
@@ -119,6 +121,98 @@ def test_other_maps_and_keys(page):
     assert page.inner_text("#say").startswith("[CLS]")
     page.check("#views input[value=picture]")
     page.locator("#lookCard").wait_for(state="hidden")
+
+
+@pytest.mark.parametrize("height", [620, 1000])
+def test_what_is_pointed_at_is_the_patch_that_is_framed(browser, address, height):
+    page = opened(browser, address, height=height)  # on a low screen the picture is narrower than its place
+    upload(page, picture())
+    box = page.locator("#canvas").bounding_box()
+    assert box["width"] == pytest.approx(box["height"], abs=1)  # the model sees 8 x 8 pixels
+    for at in (0.03, 0.97):
+        page.mouse.move(box["x"] + at * box["width"], box["y"] + at * box["height"])
+        n = 1 if at < 0.5 else 4
+        assert page.inner_text("#say").startswith(f"The patch in row {n}, column {n} looks")
+        frame = page.locator("#frame").bounding_box()
+        assert frame["x"] == pytest.approx(box["x"] + (n - 1) * box["width"] / 4, abs=1)
+    page.close()
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    """A server of models that are no ViTs, that write, or that have no classes."""
+    folder = tmp_path_factory.mktemp("others")
+    train_runs(folder, ["caption"])
+    for name, model in (("swin", "swin"), ("cnn", "cnn"), ("headless", "embed")):
+        made = redraw(MODELS[model]())
+        made.labels = LABELS if name in ("swin", "cnn") else None
+        vitral.save_model(made, folder / name, layout="vitral")
+    with serving(*(folder / name for name in ("swin", "cnn", "headless", "caption"))) as (url, _, _):
+        yield url, folder
+
+
+def test_a_swin_is_asked_block_by_block_and_patch_by_patch(browser, others):
+    url, folder = others
+    page, data = opened(browser, url), picture(7)
+    upload(page, data, model="swin")
+    say = page.locator("#say")
+
+    def expect(**asked):
+        made = vitral.explain(folder / "swin", data, **asked)
+        best, columns = int(made.maps[0].argmax()), made.grid[1]
+        who = "The patch in" if "patch" in asked else "All patches together look"
+        page.locator(f"#say:has-text('most at row {best // columns + 1}, column {best % columns + 1}: ')").wait_for()
+        assert say.inner_text().startswith(who)
+        assert f"block {made.layer}, mean of heads" in say.inner_text()
+        return made
+
+    expect()
+    page.focus("#stage")
+    page.keyboard.press("[")
+    expect(layer=2)
+    page.focus("#stage")
+    page.keyboard.press("[")
+    made = expect(layer=1)
+    box, (rows, columns) = page.locator("#canvas").bounding_box(), made.grid
+    assert (rows, columns) == (8, 8)
+    page.mouse.click(box["x"] + box["width"] * 2.5 / columns, box["y"] + box["height"] * 5.5 / rows)
+    page.locator("#say:has-text('The patch in row 6, column 3')").wait_for()
+    expect(layer=1, patch=(5, 11))
+    page.select_option("#map", "2")
+    assert "head 0" in say.inner_text()
+    page.click("#cls")
+    page.locator("#say:has-text('All patches together')").wait_for()
+    assert page.said == []
+    page.close()
+
+
+def test_other_models_show_what_they_can(browser, others, faults):
+    url, folder = others
+    page, data = opened(browser, url), picture(7)
+    upload(page, data, model="cnn")
+    views = page.locator("#views input")
+    assert views.evaluate_all("all => all.map(e => e.value)") == ["picture", "gradcam", "tokens"]
+    page.check("#views input[value=gradcam]")
+    made = vitral.explain(folder / "cnn", data, "gradcam")
+    page.locator("#say:has-text('Grad-CAM: ')").wait_for()
+    assert page.input_value("#class") == made.label
+    other = next(label for label in LABELS if label != made.label)
+    page.select_option("#class", other)
+    page.locator(f"#lookNote:has-text('{other}')").wait_for()
+    assert page.input_value("#class") == other
+    assert faults(page) == []
+    page.select_option("#model", "headless")
+    page.locator("#say:has-text('[CLS] looks most at')").wait_for()
+    assert "no classes" in page.inner_text("#answer")
+    page.select_option("#model", "caption")
+    page.locator("#answer .written").wait_for()
+    page.check("#views input[value=writing]")
+    page.locator("#mapLabel:has-text('Token')").wait_for()
+    made = vitral.explain(folder / "caption", data, "writing")
+    assert page.locator("#map option").all_inner_texts() == made.titles
+    assert faults(page) == []
+    assert page.said == []
+    page.close()
 
 
 def test_a_text_file_gets_the_servers_sentence_and_the_next_picture_an_answer(browser, address):
