@@ -221,9 +221,11 @@ def test_a_text_file_gets_the_servers_sentence_and_the_next_picture_an_answer(br
     page.locator("#error").wait_for()
     assert page.inner_text("#error").startswith("image is not an image of a known format")
     assert page.get_attribute("#error", "role") == "alert"
+    assert page.locator("#empty").is_visible()
     assert all("422" in line for line in page.said)  # what chromium says of any answer that is not 2xx
     upload(page, picture())
     assert page.locator("#error").is_hidden()
+    assert page.locator("#empty").is_hidden()
     page.close()
 
 
@@ -296,6 +298,23 @@ def test_nothing_on_it_keeps_people_out(browser, address, faults, width, scheme)
     assert faults(page) == []
     page.goto(f"{address}/docs")
     page.locator("h2:has-text('/v1/predict')").wait_for()
+    assert faults(page) == []
+    page.close()
+
+
+def test_on_a_phone_there_is_the_camera_and_patches_are_tapped(browser, address, faults):
+    page = opened(browser, address, 393, has_touch=True, is_mobile=True)
+    assert page.locator("label[for=camera]").is_visible()
+    assert "Drop" not in page.inner_text("#empty")
+    assert faults(page) == []
+    with page.expect_file_chooser() as chosen:
+        page.tap("#stage")
+    chosen.value.set_files({"name": "a.png", "mimeType": "image/png", "buffer": picture()})
+    page.locator("#say:has-text('[CLS]')").wait_for()
+    box = page.locator("#canvas").bounding_box()
+    page.touchscreen.tap(box["x"] + 0.6 * box["width"], box["y"] + 0.3 * box["height"])
+    page.locator("#say:has-text('The patch in row 2, column 3 looks')").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 393
     assert faults(page) == []
     page.close()
 

@@ -73,7 +73,7 @@ function drawBoxes(pen, answer, labels, colours, scale) {
   const width = pen.canvas.width, size = Math.max(12, Math.round(width / 46));
   pen.font = `600 ${size}px system-ui, sans-serif`;
   pen.textBaseline = "top";
-  for (const { label, score, box } of answer.objects) {
+  for (const { label, score, box } of [...answer.objects].reverse()) {  // the best is drawn last
     const [x0, y0, x1, y1] = box.map(v => v * scale), ink = colours.classes[Math.max(0, labels.indexOf(label)) % 256];
     pen.lineWidth = Math.max(2, width / 280);
     pen.strokeStyle = pen.fillStyle = rgb(ink);

@@ -136,7 +136,8 @@ function turn(view) {
     if (l.live) [$("head").min, $("head").max] = [l.packed.heads.length > 1 ? -1 : 0, l.weights.kept - 1];
     $("cls").hidden = l.live && !l.cls;
     $("cls").textContent = l.live ? "Ask [CLS]" : "Ask all patches";
-    $("classLabel").hidden = !BY_CLASS.includes(view) || labels.length > MOST_CLASSES;
+    $("classLabel").hidden = !BY_CLASS.includes(view) || labels.length < 2 || labels.length > MOST_CLASSES;
+    $("classWord").textContent = model().task === "regress" ? "Number" : "Class";
     if (!$("classLabel").hidden) $("class").replaceChildren(...labels.map(name => element("option", { textContent: name, selected: name === l.target })));
     $("mapLabel").hidden = !several;
     $("mapWord").textContent = { attention: "Head", writing: "Token" }[view] ?? "Map";
@@ -151,8 +152,7 @@ function turn(view) {
 
 function draw() {
   const l = look();
-  $("empty").hidden = Boolean(state.item);
-  canvas.hidden = !l && !state.bitmap;
+  $("empty").hidden = !(canvas.hidden = !l && !state.bitmap);
   $("frame").hidden = true;
   if (canvas.hidden) return;
   const { width, height } = l ? l.picture : state.bitmap, longest = Math.max(width, height);
@@ -256,6 +256,7 @@ addEventListener("resize", draw);
 
 // ---- ways in ----
 
+$("stage").addEventListener("click", () => { if (!$("empty").hidden) $("file").click(); });
 for (const id of ["file", "camera"]) $(id).addEventListener("change", e => { take(e.target.files[0]); e.target.value = ""; });
 for (const kind of ["dragenter", "dragover"]) addEventListener(kind, e => { e.preventDefault(); $("stage").classList.add("over"); });
 for (const kind of ["dragleave", "drop"]) addEventListener(kind, e => { e.preventDefault(); $("stage").classList.remove("over"); });
