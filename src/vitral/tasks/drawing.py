@@ -6,10 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-# Okabe and Ito's palette, then hues in even steps, in turn dark, light and between (saturation and value): no two of the
-# first twenty are alike.
+# Okabe and Ito's palette, then hues in even steps, in turn dark, light and between: no two of the first twenty alike.
 _PALETTE = [(230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167)]
-_SHADES = [(1.0, 0.45), (0.35, 1.0), (0.75, 0.75)]
+_SHADES = [(1.0, 0.45), (0.35, 1.0), (0.75, 0.75)]  # saturation and value
 SMALLEST = 320
 """Images with a shorter long side are enlarged by a whole factor, so that words fit on them."""
 
