@@ -9,7 +9,7 @@ import { share } from "/page/share.js";
 const SAMPLES = ["window.png", "hills.png", "digit.png", "scene.png"];
 const LARGEST = 1600, MOST_CLASSES = 2000, $ = id => document.getElementById(id);
 const canvas = $("canvas"), pen = canvas.getContext("2d");
-let models = [], index = null, colours, timer = null, asking = null;
+let models = [], index = null, colours, timer = null, asking = null, wanting = null;
 // `item` is the file or text, `bitmap` the picture, `looks` what was explained, by method, `view` what is on the stage.
 const state = { item: null, bitmap: null, answer: null, looks: {}, view: "picture" };
 const model = () => models.find(m => m.name === $("model").value);
@@ -113,10 +113,12 @@ async function explain(view, fields, signal = asking?.signal) {
   }
 }
 
-// The same view of another block, patch or class, which only the server can tell.
+// The same view of another block, patch or class, which only the server can tell; who asks again no longer wants the last.
 async function again(fields) {
-  const view = state.view, map = look().map;
-  if (!await explain(view, fields) || state.view !== view) return;
+  wanting?.abort();
+  wanting = new AbortController();
+  const view = state.view, map = look().map, signal = AbortSignal.any([asking.signal, wanting.signal]);
+  if (!await explain(view, fields, signal) || signal.aborted || state.view !== view) return;
   if (map < look().titles.length) look().map = map;
   turn(view);
 }
