@@ -881,6 +881,10 @@ class Writing(Options):
             raise ConfigError(f"the {self.n_best} best texts need a beam of at least {self.n_best}, got {self.beam}.")
 
 
+TOP_K = 5
+"""Labels of an answer, where classes are told apart: for library, command line and server."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Running(Options):
     """How a trained model is run."""

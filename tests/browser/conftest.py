@@ -41,3 +41,20 @@ def visit(browser):
     yield open_page
     for page in opened:
         page.close()
+
+
+@pytest.fixture(scope="session")
+def faults():
+    """What keeps people out of a page as it is now, by axe-core: all that it calls serious or critical."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    def find(page):
+        found = Axe().run(page).response["violations"]
+        return [
+            f"{fault['id']}, {fault['impact']}: {node['target']}: {node['failureSummary']}"
+            for fault in found
+            if fault["impact"] in ("serious", "critical")
+            for node in fault["nodes"]
+        ]
+
+    return find

@@ -17,8 +17,9 @@ def report(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
-def test_it_fits_the_screen_and_is_complete(visit, report, width, scheme):
+def test_it_fits_the_screen_and_is_complete(visit, report, faults, width, scheme):
     page = visit(report, width, scheme)
+    assert faults(page) == []
     assert page.locator("section > svg").count() >= 12  # a chart each
     colours = page.evaluate("[...document.querySelectorAll('polyline')].map(p => getComputedStyle(p).stroke)")
     assert len(set(colours)) >= 2

@@ -165,3 +165,14 @@ def test_it_fits_a_phone(browser, page_file):
     page.goto(page_file[0].as_uri())
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nothing_on_it_keeps_people_out(visit, page_file, faults, width, scheme):
+    page = visit(page_file[0], width, scheme)
+    page.wait_for_function("document.getElementById('say').textContent.length > 5")
+    assert faults(page) == []
+    page.select_option("#map", "-1")
+    assert faults(page) == []

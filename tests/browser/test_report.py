@@ -19,7 +19,8 @@ def luminance(page):
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
-def test_it_fits_the_screen_and_is_complete(visit, report, width, scheme):
+def test_it_fits_the_screen_and_is_complete(visit, report, faults, width, scheme):
     page = visit(report, width, scheme)
+    assert faults(page) == []
     assert page.locator("svg").count() >= 3
     assert (luminance(page) > 128) == (scheme == "light")

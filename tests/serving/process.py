@@ -1,4 +1,4 @@
-"""`vitral serve` as a process of its own, on a free port of loopback."""
+"""`vitral serve` as a process of its own, on loopback, on a free port or the one that is asked for."""
 
 import os
 import signal
@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 @contextmanager
-def serving(*args, environment=None):
+def serving(*args, environment=None, port=0):
     """Yield the address, the process, and what it has logged once it has ended."""
-    command = [sys.executable, "-m", "vitral", "serve", *map(str, args), "--port", "0"]
+    command = [sys.executable, "-m", "vitral", "serve", *map(str, args), "--port", str(port)]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "OMP_NUM_THREADS": "1"} | (
         environment or {}
     )

@@ -1,15 +1,19 @@
 """What the tests of the server share: tiny runs of several tasks, pictures, and a client that needs no network."""
 
 import base64
+import csv
 import io
+import random
 
 import numpy as np
+import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
 import vitral
 from helpers import redraw
 from vitral.config import Serving
+from vitral.data.sources.digits_lines import make_digit_lines
 from vitral.data.sources.numbers_en_it import make_numbers
 from vitral.data.sources.scenes_digits import make_digit_scenes, make_rotated_digits
 from vitral.inference.predictor import Predictor
@@ -22,7 +26,9 @@ SMALL = {"model": "vit_micro_conv_patch8_64", "epochs": 1, "batch_size": 8, "qui
 NANO = {"model": "vit_nano_conv_patch2_8", "epochs": 1, "batch_size": 256, "quiet": True}
 
 
+TEXT = {"width": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "drop_rate": 0.0, "tokenizer": "characters"}
 TASKS = ("classify", "regress", "multilabel", "segment", "detect", "translate")
+WORDS = ("old", "new", "red", "cat", "dog", "sun", "42", "7")
 
 
 def train_runs(folder, tasks=TASKS):
@@ -34,12 +40,39 @@ def train_runs(folder, tasks=TASKS):
             model.labels = list("0123456789")
             vitral.save_model(model, folder / task, layout="vitral")
         elif task == "translate":
-            vitral.train(make_numbers(40, 8, 8), out=folder / task, epochs=1, quiet=True)
+            vitral.train(make_numbers(400, 8, 8), out=folder / task, epochs=1, quiet=True, text=TEXT, batch_size=128)
+        elif task == "caption":
+            wide = SMALL | {"model": "vit_micro_conv_patch8_32", "img_size": (32, 128), "patch_size": (32, 8)}
+            vitral.train(make_digit_lines(16, 4, 4)[0], out=folder / task, text=TEXT, **wide)
+        elif task in ("complete", "classify texts", "tag"):
+            data = write_texts(folder / "texts", task)
+            vitral.train(data, out=folder / task, text=TEXT, epochs=1, batch_size=8, quiet=True)
         elif task == "regress":
             vitral.train(make_rotated_digits(1, 1), out=folder / task, task=task, img_size=8, **NANO)
         else:
             vitral.train(scenes, out=folder / task, task=task, **SMALL)
     return {task: folder / task for task in tasks}
+
+
+def texts(n=40):
+    """Short texts, each another one."""
+    chance = random.Random(5)
+    return [" ".join([*chance.choices(WORDS, k=chance.randint(1, 6)), str(i)]) for i in range(n)]
+
+
+def write_texts(folder, task):
+    """A file of texts for a task."""
+    folder.mkdir(exist_ok=True)
+    if task == "complete":
+        (path := folder / "book.txt").write_text("\n\n".join(texts()))
+        return path
+    if task == "tag":
+        rows = [("words", "tags"), *((t, " ".join("NUM" if w.isdigit() else "O" for w in t.split())) for t in texts())]
+    else:
+        rows = [("text", "label"), *((t, "even" if len(t) % 2 else "odd") for t in texts())]
+    with (path := folder / f"{task}.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    return path
 
 
 def picture(seed=0, size=(40, 52), kind="PNG", **options):
@@ -65,3 +98,14 @@ def client(sources, *, keys=(), hosts=(), index=None, **options):
     predictors = {n: s if isinstance(s, Predictor) else Predictor(s) for n, s in sources.items()}
     app = create_app(predictors, index=index, options=Serving(**options), keys=Keys(keys), hosts=hosts)
     return TestClient(app, base_url=URL, raise_server_exceptions=False)
+
+
+def differences(a, b, rel=1e-5, place=""):
+    """Where two answers differ in more than the last digits: a batch of another size may round differently."""
+    if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
+        return [d for key in a for d in differences(a[key], b[key], rel, f"{place}.{key}")]
+    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        return [d for i, pair in enumerate(zip(a, b, strict=True)) for d in differences(*pair, rel, f"{place}[{i}]")]
+    numbers = isinstance(a, float) and isinstance(b, float)
+    near = a == pytest.approx(b, rel=rel, abs=1e-5) if numbers else a == b and type(a) is type(b)
+    return [] if near else [f"{place}: {a} against {b}"]

@@ -1,23 +1,29 @@
 """Who may ask and how much: in this process where that is enough, over a real socket where it is not."""
 
 import base64
+import contextlib
 import http.client
 import json
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import pytest
 from process import serving
-from small_server import KEY, as_form, as_json, client, picture
+from small_server import KEY, as_form, as_json, client, differences, picture
 from test_app import error
 
 from vitral.cli.main import main
 from vitral.errors import ConfigError
 from vitral.serving import models, security
 from vitral.serving.security import LOOPBACK, is_loopback, read_keys, require_protection
+
+CLIENTS = 6
 
 # ---- keys ----
 
@@ -291,19 +297,53 @@ def test_a_port_that_is_taken_is_said_at_once(process, runs, capsys):
     assert f"cannot listen on 127.0.0.1, port {process.port}" in capsys.readouterr().err
 
 
+def ask(address, body):
+    """The server's prediction for a request's body, over a connection of its own."""
+    c = http.client.HTTPConnection(address.hostname, address.port, timeout=60)
+    try:
+        c.request("POST", "/v1/predict", body, {"Content-Type": "application/json"})
+        response = c.getresponse()
+        told = json.loads(response.read())
+        assert response.status == 200, told
+        return told["predictions"]
+    finally:
+        c.close()
+
+
+def ask_until_cut_off(address, body, expected, warm):
+    """Ask until the server is gone; how many answers came, every one of them right."""
+    answered = 0
+    with contextlib.suppress(OSError, http.client.HTTPException, ValueError):  # no connection, no answer, half of one
+        while True:
+            told = ask(address, body)
+            assert differences(told, expected) == []
+            answered += 1
+            if answered == 3:
+                warm.wait()
+    return answered
+
+
 @pytest.mark.slow
-def test_after_a_kill_it_starts_again(runs):
+def test_killed_under_load_it_is_ready_again_on_its_port_with_the_same_answers(runs):
+    bodies = [json.dumps({"image": base64.b64encode(picture(i, (300, 400))).decode()}) for i in range(CLIENTS)]
     with serving(runs["classify"]) as (url, process, _):
         address = urlsplit(url)
-        s = socket.create_connection((address.hostname, address.port), timeout=10)
-        s.sendall(b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n")
-        process.kill()
-        process.wait(30)
-        s.close()
-    with serving(runs["classify"]) as (url, process, _):
-        assert raw(urlsplit(url), b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").endswith(
-            b'{"status":"ready"}'
-        )
+        before = [ask(address, body) for body in bodies]
+        warm = threading.Barrier(CLIENTS + 1, timeout=60)  # every client has had answers, and goes on
+        with ThreadPoolExecutor(CLIENTS) as clients:
+            work = [
+                clients.submit(ask_until_cut_off, address, *pair, warm) for pair in zip(bodies, before, strict=True)
+            ]
+            warm.wait()
+            process.kill()
+            assert all(client.result() >= 3 for client in work)
+        assert process.wait(30) == -signal.SIGKILL
+    with serving(runs["classify"], port=address.port) as (again, _, _):
+        assert again == url
+        ready = raw(address, b"GET /readyz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert ready.startswith(b"HTTP/1.1 200")
+        assert ready.endswith(b'{"status":"ready"}')
+        assert differences([ask(address, body) for body in bodies], before) == []
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 import vitral
 from helpers import stop_after
 from vitral.cli.main import main
+from vitral.config import TOP_K
 from vitral.errors import CheckpointError, ConfigError, DataError, TrainingError, UnknownNameError
 from vitral.training import session
 
@@ -282,7 +283,7 @@ class TestCommandLine:
         assert main(["predict", out, str(tmp_path / "*.png"), "--csv"]) == 0
         rows = capsys.readouterr().out.splitlines()
         assert rows[0] == "image,label,probability,error"
-        assert len(rows) == 1 + 1 + 3
+        assert len(rows) == 1 + 1 + TOP_K
         expected = vitral.Predictor(out).predict(tmp_path / "three.png")[0]
         assert answers[0]["predictions"][0]["label"] == expected.labels[0]
 

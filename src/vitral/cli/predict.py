@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from vitral.config import Running, Writing
+from vitral.config import TOP_K, Running, Writing
 from vitral.errors import ImageError, InputError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Options:
     files with one on each line, or - for lines on standard input."""
     prompt: Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
     """A text to go on with."""
-    top_k: Annotated[int, tyro.conf.arg(metavar="K")] = 3
+    top_k: Annotated[int, tyro.conf.arg(metavar="K")] = TOP_K
     """Labels for each image or text."""
     json: bool = False
     """Print one JSON document."""

@@ -17,7 +17,7 @@ from vitral.explanation.attention import FUSIONS, Recorder, patch_token, to_maps
 from vitral.explanation.captions import Chosen, part_shown, said, size_of
 from vitral.explanation.faithfulness import Curves, curves
 from vitral.explanation.page import Rows, all_rows
-from vitral.explanation.positions import position_similarity
+from vitral.explanation.positions import check_positions, position_similarity
 from vitral.explanation.tokens import principal_colours
 from vitral.explanation.windows import stage_of, window_maps
 from vitral.explanation.writing import looks, words, writer_of
@@ -300,17 +300,54 @@ FITS: dict[str, tuple[type[Backbone], ...]] = {
 """Which models a method can look into."""
 
 
-def check_fits(method: str, model: Backbone, interactive: bool, score: bool) -> None:
-    """Raise for a method, or what goes with it, that the model is not made for."""
-    if isinstance(model, VisionTransformer):
-        return
-    kind = type(model).__name__
+def methods_of(predictor: Predictor) -> list[str]:
+    """The methods that show something of this model; `explain` refuses the others."""
+
+    def can(method: str) -> bool:
+        try:
+            check_can(method, predictor)
+        except InputError:
+            return False
+        return True
+
+    return [method for method in METHODS if can(method)]
+
+
+def blocks_of(predictor: Predictor) -> int:
+    """Blocks whose attention can be looked at."""
+    return _depth(predictor, "attention") if "attention" in methods_of(predictor) else 0
+
+
+def check_can(method: str, predictor: Predictor, target: Any = None) -> None:
+    """Raise for a method that shows nothing of this model, whatever the image."""
+    model = predictor.backbone
     if not isinstance(model, FITS[method]):
         can = ", ".join(name for name, kinds in FITS.items() if isinstance(model, kinds))
+        kind = type(model).__name__
         raise InputError(f"{method} is for ViTs, and this model looks through a {kind}; use {can}.")
-    if interactive:
+    if method == "merging":
+        merged(predictor.model, MERGE)
+    elif isinstance(predictor.model, MergingViT):
+        raise InputError(f"{method} is for a model that merges no tokens; leave merge out, or use merging.")
+    if method == "writing":
+        writer_of(predictor)
+    if method == "positions":
+        check_positions(predictor.vit)
+    if "target" in TAKES[method]:
+        _check_classes(predictor, target)
+
+
+def has_rows(method: str, model: Backbone) -> bool:
+    """Whether every attention row goes with the maps, for a page to play with."""
+    return "interactive" in TAKES[method] and isinstance(model, VisionTransformer)
+
+
+def _check_with(method: str, model: Backbone, interactive: bool, score: bool) -> None:
+    """Raise for what cannot go with the maps."""
+    kind = type(model).__name__
+    if interactive and not has_rows(method, model):
         raise InputError(f"a page is of a ViT's rows, and this model looks through a {kind}; write a picture instead.")
-    if score and method == "attention":
+    if score and method == "attention" and not isinstance(model, VisionTransformer):
         raise InputError(f"a score is of maps like the last one of a {kind}; use gradcam or occlusion.")
 
 
@@ -356,11 +393,10 @@ def explain(
         what = "None" if image is None else f"a {type(image).__name__}"
         raise InputError(f"explain takes one image (a path, bytes, a picture or an array), got {what}.")
     predictor = source if isinstance(source, Predictor) else Predictor(source)
-    check_fits(method, predictor.backbone, interactive, score)
+    check_can(method, predictor, target)
+    _check_with(method, predictor.backbone, interactive, score)
     if method == "merging":
         predictor = _with_merging(predictor, merge)
-    elif isinstance(predictor.model, MergingViT):
-        raise InputError(f"{method} is for a model that merges no tokens; leave merge out, or use merging.")
     model = predictor.backbone
     depth = _depth(predictor, method)
     layer = _number("layer", "a block", layer, -depth, depth - 1)
@@ -457,16 +493,25 @@ def _pixel(patch: Any, size: tuple[int, int], part: str) -> tuple[int, int]:
     return x, y
 
 
-def _target(predictor: Predictor, target: Any) -> Chosen:
-    """The number of a class by its name or number, a function of the output as it is, or None for the likeliest."""
-    labels, own_head = predictor.labels, predictor.backbone is predictor.model
-    if own_head and callable(target) and not isinstance(target, Tensor):
-        return cast(Callable[[Tensor], Tensor], target)
-    if not own_head or not labels:
+def _is_function(target: Any) -> bool:
+    return callable(target) and not isinstance(target, Tensor)
+
+
+def _check_classes(predictor: Predictor, target: Any) -> None:
+    """Raise for a model without a class, or a function of its output, that could be explained."""
+    own_head = predictor.backbone is predictor.model
+    if not own_head or not (predictor.labels or _is_function(target)):
         can = ", ".join(name for name in METHODS if "target" not in TAKES[name])
         lacks = "has no classes" if own_head else "has no class for the image as a whole"
         other = ", or from Python a function of its output as target" * own_head
         raise InputError(f"this model {lacks} that could be explained; use {can}{other}.")
+
+
+def _target(predictor: Predictor, target: Any) -> Chosen:
+    """The number of a class by its name or number, a function of the output as it is, or None for the likeliest."""
+    labels = predictor.labels
+    if _is_function(target):
+        return cast(Callable[[Tensor], Tensor], target)
     if target is None:
         if isinstance(predictor.task, Regress) and len(labels) > 1:
             raise InputError(f"this model tells several numbers; say which to explain: {', '.join(labels)}.")

@@ -9,10 +9,15 @@ from vitral.explanation.tokens import principal_colours
 from vitral.models.vit import VisionTransformer
 
 
-def position_table(model: VisionTransformer) -> Tensor:
-    """E_pos of the patches (N, D), for the model's own grid."""
+def check_positions(model: VisionTransformer) -> None:
+    """Raise where there is nothing to show."""
     if model.config.positions == "none":
         raise InputError("this model has no positions: it sees a set of patches.")
+
+
+def position_table(model: VisionTransformer) -> Tensor:
+    """E_pos of the patches (N, D), for the model's own grid."""
+    check_positions(model)
     with torch.no_grad():
         table = model.positions(model.config.grid, model.pos_embed, model.patch_embed.proj.weight)
     return table[0, model.prefix_tokens :].detach()

@@ -11,7 +11,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from vitral.config import DetectOptions, EngineChoice, EngineName, Preprocess, Running, SegmentOptions, Writing, pair
+from vitral.config import (
+    TOP_K,
+    DetectOptions,
+    EngineChoice,
+    EngineName,
+    Preprocess,
+    Running,
+    SegmentOptions,
+    Writing,
+    pair,
+)
 from vitral.data.ahead import ahead
 from vitral.data.images import ImageMode
 from vitral.data.inputs import ImageInputs, ImageLike
@@ -157,7 +167,7 @@ class Predictor:
         refuse_text(self.network)
         return self.outputs(x)
 
-    def predict(self, inputs: ImageLike | Sequence[ImageLike], top_k: int = 5) -> list[Any]:
+    def predict(self, inputs: ImageLike | Sequence[ImageLike], top_k: int = TOP_K) -> list[Any]:
         """Answers for one image, several, or a folder, or for texts; one that cannot be read raises."""
         answers = list(self.stream(self._expand(inputs), top_k))
         for answer in answers:
@@ -176,7 +186,7 @@ class Predictor:
     def _unreadable(self, error: str) -> VitralError:
         return ImageError(error) if self.inputs.what == "image" else InputError(error)
 
-    def stream(self, inputs: Iterable[ImageLike], top_k: int = 5) -> Iterator[Answer]:
+    def stream(self, inputs: Iterable[ImageLike], top_k: int = TOP_K) -> Iterator[Answer]:
         """Answers one by one, in order, for any number of inputs; one that cannot be read answers with an error."""
         self.require_classes()
         with closing(self._batches(inputs)) as batches:
@@ -193,7 +203,7 @@ class Predictor:
         x = self._read(item)
         return Ready(self._frame(name, x), x if self.slide else self.inputs.fit(x))
 
-    def answer(self, batch: Sequence[Ready], top_k: int = 5) -> Iterator[Answer]:
+    def answer(self, batch: Sequence[Ready], top_k: int = TOP_K) -> Iterator[Answer]:
         """Answers for one batch of inputs that are ready, in order."""
         self.require_classes()
         frames = [item.frame for item in batch]

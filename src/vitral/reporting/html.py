@@ -79,7 +79,8 @@ def page(title: str, about: str, parts: list[str]) -> str:
 
 def section(title: str, body: str, wide: bool = False) -> str:
     """One section of a page."""
-    return f"<section{' class=wide' if wide else ''}><h2>{html.escape(title)}</h2>{body}</section>"
+    keys = " tabindex=0" if "<table" in body else ""  # one wider than a phone is scrolled by keys too
+    return f"<section{' class=wide' if wide else ''}{keys}><h2>{html.escape(title)}</h2>{body}</section>"
 
 
 def _summary(document: dict[str, Any]) -> str:

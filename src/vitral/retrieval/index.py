@@ -35,6 +35,8 @@ class Match:
     """The path of the file, or the text."""
     score: float
     """The cosine: 1 for the same direction."""
+    item: str
+    """The path below the folder that was indexed, or the text: what can be told to others."""
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""
@@ -129,7 +131,7 @@ class Index:
         if not len(vectors):
             return []
         found = self.store.search(F.normalize(vectors.float(), dim=1), top_k)
-        return [[Match(self._name(item), score) for score, item in some] for some in found]
+        return [[Match(self._name(item), score, item.name) for score, item in some] for some in found]
 
     def duplicates(self, least: float) -> list[list[str]]:
         """Groups of items that hang together by cosines of at least `least`, the largest group first."""

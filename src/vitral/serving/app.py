@@ -25,6 +25,7 @@ from vitral.data.images import AtLeast, read_image
 from vitral.data.inputs import ImageInputs
 from vitral.errors import InputError, UnknownNameError, UnreachableError, VitralError
 from vitral.explanation.colours import TABLE
+from vitral.explanation.explain import blocks_of
 from vitral.explanation.page import pack_rows, png_base64
 from vitral.inference.predictor import Predictor
 from vitral.serving import models, schema
@@ -109,7 +110,8 @@ class Server:
         """A response of that type; large ones would keep the event loop busy."""
 
         def dump() -> bytes:
-            return kind.dump_json(kind.validate_python(make(), strict=False), by_alias=True)
+            document = kind.validate_python(make(), strict=False)
+            return kind.dump_json(document, by_alias=True, exclude_unset=True)  # what an answer lacks is not null
 
         return Response(await self.read(dump), media_type="application/json")
 
@@ -178,8 +180,9 @@ def _add_questions(app: FastAPI, server: Server) -> None:
 
         def content() -> dict[str, Any]:
             made = done.result
-            also = {} if made.rows is None else {"rows": pack_rows(made.rows), "image": png_base64(made.image)}
-            return told | made.to_dict() | also
+            rows = {} if made.rows is None else {"rows": pack_rows(made.rows)}
+            image = {"image": png_base64(made.image)} if asked.rows else {}
+            return told | made.to_dict() | rows | image
 
         return await server.answer(EXPLAINED, content)
 
@@ -197,7 +200,7 @@ def _add_questions(app: FastAPI, server: Server) -> None:
         def content() -> dict[str, Any]:
             pictures = MOST_THUMBNAILS if asked.thumbnails and index.predictor.inputs.what == "image" else 0
             found = [
-                {"name": m.name, "score": m.score, "thumbnail": thumbnail(m.name) if i < pictures else None}
+                {"name": m.item, "score": m.score, "thumbnail": thumbnail(m.name) if i < pictures else None}
                 for i, m in enumerate(done.result)
             ]
             return told | {"matches": found}
@@ -258,6 +261,7 @@ def _describe(served: Served) -> schema.Model:
         labels=list(predictor.labels),
         size=list(pair(predictor.preprocess.img_size)) if images else None,
         explains=served.methods(),
+        blocks=blocks_of(predictor),
     )
 
 

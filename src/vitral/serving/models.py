@@ -12,12 +12,11 @@ from vitral.config import Serving
 from vitral.data.images import ImageLimits
 from vitral.data.inputs import ImageInputs
 from vitral.errors import InputError, VitralError, unknown_name
-from vitral.explanation.explain import METHODS, TAKES, Explanation, explain
+from vitral.explanation.explain import Explanation, explain, has_rows, methods_of
 from vitral.inference.predictor import Predictor, Ready
 from vitral.serving.batching import Batcher
 from vitral.serving.logs import Metrics
 from vitral.tasks.base import Answer
-from vitral.tasks.write import Writes
 
 LEFT_OUT = ("occlusion", "merging")
 """Ways to explain that would keep others waiting, or that make a model of their own."""
@@ -76,9 +75,10 @@ class Explain:
         return [self._explain(predictor, item) for item in items]
 
     def _explain(self, predictor: Predictor, item: bytes) -> Explanation | VitralError:
+        rows = self.rows and has_rows(self.method, predictor.backbone)
         asked = {"layer": self.layer, "head": self.head, "target": self.target, "patch": self.patch}
         try:
-            return explain(predictor, item, self.method, **asked, interactive=self.rows)
+            return explain(predictor, item, self.method, **asked, interactive=rows)
         except VitralError as error:
             return error
 
@@ -111,17 +111,7 @@ class Served:
 
     def methods(self) -> list[str]:
         """Ways to explain what it does with an image."""
-        predictor = self.predictor
-        try:
-            own_head = predictor.vit is predictor.model
-        except InputError:  # it looks through something else
-            return []
-        if predictor.inputs.what != "image":
-            return []
-        by_class = own_head and bool(predictor.labels)
-        writes = isinstance(predictor.task, Writes)
-        can = [name for name in METHODS if by_class or "target" not in TAKES[name]]
-        return [name for name in can if name not in LEFT_OUT and (writes or name != "writing")]
+        return [name for name in methods_of(self.predictor) if name not in LEFT_OUT]
 
 
 def name_sources(sources: Sequence[str]) -> dict[str, str]:

@@ -4,9 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from vitral.config import TaskName
+from vitral.config import TOP_K, TaskName
 
-DEFAULT_TOP_K = 5
 MAX_TEXT = 100_000
 
 Name = Annotated[str, StringConstraints(max_length=64)]
@@ -33,7 +32,7 @@ class Asked(Typed):
 class PredictRequest(Asked):
     """What to predict."""
 
-    top_k: TopK = Field(DEFAULT_TOP_K, description="Labels to answer with, where the model tells classes apart.")
+    top_k: TopK = Field(TOP_K, description="Labels to answer with, where the model tells classes apart.")
 
 
 class EmbedRequest(Asked):
@@ -52,7 +51,7 @@ class ExplainRequest(Asked):
     patch: Annotated[list[int], Field(min_length=2, max_length=2)] | None = Field(
         None, description="Attention: x, y of a pixel of the prepared image; where its patch looks. In a form: X,Y."
     )
-    rows: bool = Field(False, description="Also every attention row and the prepared image, as the page needs them.")
+    rows: bool = Field(False, description="Also the prepared image, and of a ViT every attention row.")
 
 
 class SearchRequest(Asked):
@@ -232,7 +231,7 @@ class Explained(Answered):
 class Found(Typed):
     """Something in the index, and how near it is: the cosine."""
 
-    name: str
+    name: str = Field(description="The path below the folder that was indexed, or the text.")
     score: float
     thumbnail: str | None = Field(None, description="A small picture, JPEG in base64.")
 
@@ -252,6 +251,7 @@ class Model(Typed):
     labels: list[str]
     size: list[int] | None = Field(description="Height and width that images are brought to.")
     explains: list[str] = Field(description="Ways to explain what it does.")
+    blocks: int = Field(description="Blocks whose attention can be asked for.")
 
 
 class Models(Typed):

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-# Okabe and Ito's palette, then hues in even steps.
+# Okabe and Ito's palette, then hues in even steps, in turn dark, light and between: no two of the first twenty alike.
 _PALETTE = [(230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167)]
+_SHADES = [(1.0, 0.45), (0.35, 1.0), (0.75, 0.75)]  # saturation and value
 SMALLEST = 320
 """Images with a shorter long side are enlarged by a whole factor, so that words fit on them."""
 
@@ -16,7 +17,7 @@ def colour(number: int) -> tuple[int, int, int]:
     """The colour of a class, always the same."""
     if number < len(_PALETTE):
         return _PALETTE[number]
-    r, g, b = colorsys.hsv_to_rgb(number * 0.61803 % 1, 0.65, 0.9)
+    r, g, b = colorsys.hsv_to_rgb((0.45 + number * 0.61803) % 1, *_SHADES[number % len(_SHADES)])
     return round(255 * r), round(255 * g), round(255 * b)
 
 

@@ -7,11 +7,11 @@ export function element(tag, options = {}, ...children) {
   made.append(...children);
   return made;
 }
-const percent = p => (100 * p).toFixed(p > 0.9995 || p < 0.0005 ? 2 : 1) + " %";
+const MOST_BARS = 12, percent = p => (100 * p).toFixed(p > 0.9995 || p < 0.0005 ? 2 : 1) + " %";
 
 function bars(rows) {
   return element("ul", { className: "bars" }, ...rows.map(({ name, value, share, colour }) => {
-    const fill = element("div", { className: "fill" }), label = element("span", {}, name);
+    const fill = element("div", { className: colour === null ? "fill plain" : "fill" }), label = element("span", {}, name);
     fill.style.width = `${100 * Math.max(0, Math.min(1, share))}%`;
     if (colour) {
       fill.style.background = rgb(colour);
@@ -24,7 +24,12 @@ function bars(rows) {
   }));
 }
 
-// The rows of an answer: also what is written on a shared picture.
+function barsOrSome(rows) {
+  const rest = rows.slice(MOST_BARS);
+  return [bars(rows.slice(0, MOST_BARS)), ...rest.length ? [element("details", {}, element("summary", { className: "soft" }, `${rest.length} more`), bars(rest))] : []];
+}
+
+// The rows of an answer; `colour` is null where what others have a colour for has none. Also what is written on a shared picture.
 export function rowsOf(answer, labels, colours) {
   const of = name => colours.classes[Math.max(0, labels.indexOf(name)) % 256];
   switch (answer.task) {
@@ -52,7 +57,7 @@ export function show(answer, labels, colours) {
   } else if (answer.texts) {
     for (const row of rows) shown.push(element("p", { className: "written" }, row.name || "(nothing)"));
   } else if (!rows.length) shown.push(element("p", {}, "Nothing was found."));
-  else shown.push(bars(rows));
+  else shown.push(...barsOrSome(rows));
   if (answer.task === "multilabel" && !answer.labels.length) shown.unshift(element("p", { className: "soft" }, "No label is above its threshold."));
   if (answer.note) shown.push(element("p", { className: "soft" }, answer.note));
   return shown;
@@ -68,7 +73,7 @@ function drawBoxes(pen, answer, labels, colours, scale) {
   const width = pen.canvas.width, size = Math.max(12, Math.round(width / 46));
   pen.font = `600 ${size}px system-ui, sans-serif`;
   pen.textBaseline = "top";
-  for (const { label, score, box } of answer.objects) {
+  for (const { label, score, box } of [...answer.objects].reverse()) {  // the best is drawn last
     const [x0, y0, x1, y1] = box.map(v => v * scale), ink = colours.classes[Math.max(0, labels.indexOf(label)) % 256];
     pen.lineWidth = Math.max(2, width / 280);
     pen.strokeStyle = pen.fillStyle = rgb(ink);

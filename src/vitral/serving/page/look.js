@@ -2,32 +2,46 @@
 
 import { painted, percent, digits, rgb, scaleOf, unpackRows, weights } from "/page/maps.js";
 
-export const NAMES = { picture: "Picture", attention: "Attention", rollout: "Rollout", relevance: "Relevance", gradcam: "Grad-CAM", tokens: "Tokens" };
+export const NAMES = { picture: "Picture", attention: "Attention", rollout: "Rollout", relevance: "Relevance", gradcam: "Grad-CAM", writing: "Writing", tokens: "Tokens" };
+export const BY_CLASS = ["relevance", "gradcam"];
 
 export class Look {
-  // `rows` are there for attention, `maps` for the others; `query` is a patch, or -1 for [CLS]; `head` -1 for their mean.
-  static async from(explained) {
-    const look = new Look(), [rows, columns] = explained.grid;
-    Object.assign(look, { method: explained.method, about: explained.about, part: explained.part, rows, columns,
-      titles: explained.titles, maps: explained.maps, map: 0, at: -1 });
+  // A ViT's attention has every row here; other attention, that of windows, is one block's maps and asked for anew.
+  // `query` is the patch that looks, or -1 for [CLS] or all patches; `at` the one that is pointed at; `head` -1 for their mean.
+  static async from(explained, blocks) {
+    const look = new Look(), [rows, columns] = explained.grid, packed = explained.rows;
+    Object.assign(look, { method: explained.method, about: explained.about, part: explained.part, rows, columns, packed,
+      titles: explained.titles, maps: explained.maps, map: 0, at: -1, layers: packed?.layers ?? blocks, target: explained.class });
     look.picture = new Image();
     look.picture.src = `data:image/png;base64,${explained.image}`;
     await look.picture.decode();
-    look.packed = explained.rows;
-    look.weights = await unpackRows(explained.rows, rows * columns);
-    look.cls = explained.rows.queries > rows * columns;
-    look.layer = explained.rows.layers - 1;
-    look.head = explained.rows.heads.length === 1 ? 0 : -1;
-    look.query = look.cls ? -1 : look.middle;
+    look.attends = explained.method === "attention";
+    look.live = look.attends && Boolean(packed);
+    if (look.live) {
+      look.weights = await unpackRows(packed, rows * columns);
+      look.cls = packed.queries > rows * columns;
+      look.layer = packed.layers - 1;
+      look.head = packed.heads.length === 1 ? 0 : -1;
+      look.query = look.cls ? -1 : look.middle;
+    } else {
+      look.layer = explained.layer;
+      look.query = explained.patch ? look.cell(...explained.patch) : -1;
+    }
     return look;
+  }
+  // The patch at a pixel of the picture, and the pixel in the middle of a patch.
+  cell(x, y) { return Math.floor(y * this.rows / this.picture.height) * this.columns + Math.floor(x * this.columns / this.picture.width); }
+  pixel(i) {
+    const middle = (n, count, size) => Math.floor((n + 0.5) * size / count);
+    return [middle(i % this.columns, this.columns, this.picture.width), middle(Math.floor(i / this.columns), this.rows, this.picture.height)];
   }
   get middle() { return Math.floor(this.rows / 2) * this.columns + Math.floor(this.columns / 2); }
   place(i) { return `row ${Math.floor(i / this.columns) + 1}, column ${i % this.columns + 1}`; }
-  get frame() { return this.method === "attention" ? this.query : this.at; }
+  get frame() { return this.live || (this.attends && this.at < 0) ? this.query : this.at; }
 
   choose(patch) {
     this.at = patch;
-    if (this.method === "attention") this.query = patch;
+    if (this.live) this.query = patch;
   }
 
   // What is shown now: the colour of each patch, the ends of the scale, and a sentence.
@@ -36,20 +50,26 @@ export class Look {
       const [r, g, b] = this.maps.map(map => map.flat());
       return { cells: r.map((v, i) => [v, g[i], b[i]].map(c => Math.round(255 * c))), say: "Patches of like colour are alike to the model." };
     }
-    const heads = this.head < 0 ? [...Array(this.weights.kept).keys()] : [this.head];
-    const attention = this.method === "attention";
-    const values = attention ? Array.from(weights(this.weights, this.layer, heads, this.query < 0 ? 0 : this.query + (this.cls ? 1 : 0))) : this.maps[this.map].flat();
-    const s = scaleOf(values), best = values.indexOf(s.high), tell = attention ? percent : digits;
+    const values = this.live ? this.row() : this.maps[this.map].flat();
+    const s = scaleOf(values), best = values.indexOf(s.high), tell = this.attends || this.method === "writing" ? percent : digits;
     const cells = painted(values, s.top, table), ends = [s.low < 0 ? tell(-s.top) : "0", tell(s.top)];
-    if (attention) {
-      const who = this.query < 0 ? "[CLS]" : `The patch in ${this.place(this.query)}`;
-      return { cells, ends, signed: false, say: `${who} looks most at ${this.place(best)}: ${percent(s.high)} of its attention in block ${this.layer}, ${this.headName}.` };
-    }
     const here = this.at >= 0 ? this.at : best;
-    return { cells, ends, signed: s.low < 0, say: `${this.titles[this.map]}: ${digits(values[here])} in ${this.place(here)}` +
-      (here === best ? ", the most." : `; the most is ${digits(values[best])} in ${this.place(best)}.`) };
+    if (this.attends) {
+      const all = this.cls ? "[CLS] looks" : "All patches together look", who = this.query < 0 ? all : `The patch in ${this.place(this.query)} looks`;
+      const more = this.live || here === best ? "" : ` ${percent(values[here])} go to ${this.place(here)}.`;
+      return { cells, ends, signed: false, say: `${who} most at ${this.place(best)}: ${percent(s.high)} of ${this.query < 0 && !this.cls ? "their" : "its"} attention in block ${this.layer}, ${this.headName}.${more}` };
+    }
+    return { cells, ends, signed: s.low < 0, say: `${this.titles[this.map]}: ${tell(values[here])} in ${this.place(here)}` +
+      (here === best ? ", the most." : `; the most is ${tell(values[best])} in ${this.place(best)}.`) };
   }
-  get headName() { return this.head < 0 ? "mean of heads" : `head ${this.packed.heads[this.head] ?? this.head}`; }
+  row() {
+    const heads = this.head < 0 ? [...Array(this.weights.kept).keys()] : [this.head];
+    return Array.from(weights(this.weights, this.layer, heads, this.query < 0 ? 0 : this.query + (this.cls ? 1 : 0)));
+  }
+  get headName() {
+    if (!this.live) return this.titles[this.map];
+    return this.head < 0 ? "mean of heads" : `head ${this.packed.heads[this.head] ?? this.head}`;
+  }
 
   draw(pen, strength, table) {
     const { width, height } = pen.canvas, shown = this.view(table), w = width / this.columns, h = height / this.rows;
