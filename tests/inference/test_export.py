@@ -209,7 +209,7 @@ def test_an_onnx_file_of_others_is_refused(tmp_path):
     ],
 )
 def test_broken_metadata_are_one_sentence(text):
-    with pytest.raises(CheckpointError, match=r"m\.onnx: what it says about its images is broken"):
+    with pytest.raises(CheckpointError, match=r"m\.onnx: what it says about its inputs is broken"):
         engines.read_document(Path("m.onnx"), text)
 
 

@@ -243,7 +243,7 @@ class Decoder(nn.Module):
         """(B, T) -> (B, T, D), what `logits` reads; with a cache, tokens are the new ones and the mask is for all."""
         past = cache.length if cache else 0
         self.token_embed.check(tokens, mask, past)
-        if memory is not None and tokens.shape[0] % memory.tokens.shape[0]:
+        if memory is not None and not torch.compiler.is_compiling() and len(tokens) % len(memory.tokens):
             raise InputError(
                 f"the rows of tokens must be as many as the sources, or some for each, got {len(tokens)} rows and "
                 f"{len(memory.tokens)} sources."
