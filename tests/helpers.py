@@ -1,6 +1,8 @@
 """What several tests share: random weights that hide nothing, and a measure of difference."""
 
+import zipfile
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -51,3 +53,11 @@ def stop_after(monkeypatch, module, steps):
     with monkeypatch.context() as patch:
         patch.setattr(module, "signals", signals)
         yield
+
+
+def tampered(source: Path, target: Path, change) -> Path:
+    """A copy of an archive, each entry passed through `change(name, bytes)`."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, change(name, old.read(name)))
+    return target

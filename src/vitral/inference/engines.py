@@ -294,8 +294,9 @@ def _is_whole(document: Document) -> bool:
     else:
         sizes = about["shape"][1:]
         right = len(sizes) == 3 and list(preprocess["img_size"]) == sizes[1:]
-    if DECODER in parts:
-        sizes = [*sizes, document["parts"][DECODER]["vocabulary"], document["parts"][DECODER]["max_length"]]
+    if "parts" in document:
+        decoder = document["parts"][DECODER]
+        sizes = [*sizes, decoder["vocabulary"], decoder["max_length"], document.get("target_length", 1)]
     names = [*document["outputs"], *(name for part in parts.values() for side in part for name in side)]
     right = right and all(isinstance(n, int) and n > 0 for n in sizes) and isinstance(document["labels"], list)
     return right and all(isinstance(name, str) for name in names)

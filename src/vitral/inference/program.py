@@ -55,6 +55,9 @@ def part_of(module: torch.fx.GraphModule, inputs: Collection[str], outputs: Iter
     found: Any = graph.graph_copy(module.graph, {})
     graph.output(tuple(found[i] for i in outputs))
     graph.eliminate_dead_code(lambda node: node.op == "output" or node.name in inputs)
+    taken = [node.name for node in graph.nodes if node.op == "placeholder"]
+    if taken != list(inputs):
+        raise ValueError(f"it takes {', '.join(taken)}, not {', '.join(inputs)}")
     return torch.fx.GraphModule(module, graph)
 
 
