@@ -160,9 +160,10 @@ def test_what_a_file_of_text_says_is_also_beside_it(files):
     }  # fmt: skip
     decoder = inside["parts"]["decoder"]
     assert [(part["name"], part["shape"], part["type"]) for part in decoder["inputs"]] == [
-        ("memory", ["rows", "remembered", 24], "float32"),
+        ("memory", ["rows", 4, 3, "remembered", 8], "float32"),
         ("visible", ["rows", "remembered"], "bool"),
         ("tokens", ["rows", "tokens"], "int64"),
+        ("past", ["rows", 4, 3, "past", 8], "float32"),
         ("places", ["places"], "int64"),
     ]
     assert inside["parts"]["encoder"]["outputs"] == ["encoded", "seen"]
@@ -174,8 +175,8 @@ def test_the_encoder_runs_once_and_each_part_by_itself(files, monkeypatch):
     used = {
         name: {node.target for node in run.graph.nodes if node.op == "get_attr"} for name, run in engine._run.items()
     }
-    assert all("decoder" not in name for name in used["encoder"])
-    assert all("encoder" not in name for name in used["decoder"])
+    assert {name.split(".")[-2] for name in used["encoder"] if ".decoder." in name} == {"k", "v"}  # of the source
+    assert not any(".encoder." in name or "cross_attn.k" in name for name in used["decoder"])
     calls = []
     inner = type(engine)._tensors
     monkeypatch.setattr(type(engine), "_tensors", lambda self, part, x: calls.append(part) or inner(self, part, x))
@@ -191,14 +192,19 @@ def test_a_graph_of_parts_is_the_model():
     assert isinstance(graph, Seq2SeqGraph)
     assert graph.model.decoder.output.bias.data_ptr() == model.decoder.output.bias.data_ptr()
     assert model.decoder.token_embed.pos_embed is None  # the model is left alone
-    source, memory, visible, tokens, places = graph.examples(5)
+    source, memory, visible, tokens, past, places = graph.examples(5)
+    nothing = past[:, :, :, :0]
     with torch.no_grad():
-        encoded, seen, logits = graph(source, memory, visible, tokens, places)
+        encoded, seen, logits, present = graph(source, memory, visible, tokens, nothing, places)
         assert difference(logits, model(source, tokens)) < 1e-6
         assert torch.equal(encoded, memory)
         assert torch.equal(seen, source != 0)
         assert not bool(seen.all())
-        assert difference(graph(source, memory, visible, tokens, places[-1:])[2], logits[:, -1:]) < 1e-6
+        first = graph(source, memory, visible, tokens[:, :2], nothing, places[1:2])
+        assert difference(first[2], logits[:, 1:2]) < 1e-6
+        then = graph(source, memory, visible, tokens[:, 2:], first[3], places[:-2])
+        assert difference(then[2], logits[:, 2:]) < 1e-5
+        assert difference(then[3], present) < 1e-5
 
 
 def test_places_choose_among_the_logits(authors):
@@ -230,8 +236,21 @@ def test_rows_of_one_source_share_what_was_encoded(authors):
     with torch.no_grad():
         memory = author.encode(source)
         assert isinstance(memory, Memory)
-        wanted = model.next_logits(tokens, model.encode(source), None, None)
+        looks_at = model.encode(source)
+        wanted = model.next_logits(tokens, looks_at, None, None)
         assert difference(author.next_logits(tokens, memory, None, None), wanted) < 1e-5
+        cache, rows = author.new_cache(), torch.tensor([2, 1, 1, 3, 5, 5])
+        author.next_logits(tokens[:, :1], memory, None, cache)
+        assert len({id(cache.spread(memory, 6)) for _ in range(2)}) == 1
+        cache.select(rows)
+        wanted = model.next_logits(torch.cat([tokens[rows, :1], tokens[:, 1:]], 1), looks_at, None, None)
+        assert difference(author.next_logits(tokens[:, 1:], memory, None, cache), wanted) < 1e-5
+        kept = torch.tensor([1])
+        cache.select(torch.tensor([4, 3, 5]), kept)  # the second source goes on alone
+        read = torch.cat([tokens[rows, :1], tokens[:, 1:]], 1)[[4, 3, 5]]
+        more = torch.tensor([[5], [6], [7]])
+        wanted = model.next_logits(torch.cat([read, more], 1), looks_at.select(kept), None, None)
+        assert difference(author.next_logits(more, memory.select(kept), None, cache), wanted) < 1e-5
 
 
 def test_a_mask_cannot_be_given_to_a_file(authors):

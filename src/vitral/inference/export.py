@@ -255,8 +255,7 @@ def _difference(a: Tensor, b: Tensor) -> float:
 
 def trace(graph: AnyGraph) -> Any:
     """The graph as torch records it, for any number of inputs; nothing in it tells where it was made."""
-    words = {word for axes in graph.sizes for word in axes.values()}
-    sizes = {word: torch.export.Dim(word, max=graph.limits.get(word)) for word in words}
+    sizes = {word: torch.export.Dim(word) for axes in graph.sizes for word in axes.values()}
     shapes = tuple({axis: sizes[word] for axis, word in axes.items()} for axes in graph.sizes)
     with torch.no_grad():
         program = torch.export.export(graph, graph.examples(), dynamic_shapes=shapes, strict=False)

@@ -6,7 +6,7 @@ The size of the images is fixed, so what depends on it alone, such as resized po
 
 import copy
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +32,6 @@ class Graph(nn.Module):
     inputs = (INPUT,)
     sizes = ({0: "batch"},)
     """The axes of each input that have any size, and the words for them."""
-    limits: ClassVar[dict[str, int]] = {}
-    """The most that a size may be, by its word."""
 
     def __init__(self, model: nn.Module, outputs: tuple[str, ...], shape: tuple[int, int, int]) -> None:
         super().__init__()
@@ -109,7 +107,7 @@ def fix_positions(graph: Any) -> None:
     kinds = (LearnedPositions, SinusoidalPositions)
     hooks = [part.register_forward_hook(note) for part in graph.modules() if isinstance(part, kinds)]
     with torch.no_grad():
-        graph(*graph.examples())
+        graph(*graph.examples(1))
     for hook in hooks:
         hook.remove()
     for parent in list(graph.modules()):

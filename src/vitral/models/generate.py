@@ -6,14 +6,14 @@ others in its batch nor on padding. Knows nothing of words.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vitral.errors import InputError
-from vitral.models.seq2seq import Cache, Memory, check_tokens
+from vitral.models.seq2seq import Memory, check_tokens
 
 Method = Literal["greedy", "beam", "sample"]
 EarlyStopping = bool | Literal["never"]
@@ -39,12 +39,20 @@ class Author(Protocol):
         """What it looks at while it writes; None if the source is what it goes on with."""
         ...
 
-    def new_cache(self) -> Cache | None:
-        """What it remembers while it writes; None if it reads all tokens anew each time."""
+    def new_cache(self) -> "Kept":
+        """What it remembers while it writes, still empty."""
         ...
 
-    def next_logits(self, tokens: Tensor, memory: Memory | None, mask: Tensor | None, cache: Cache | None) -> Tensor:
-        """(R, T) -> logits (R, V) of the token after the last."""
+    def next_logits(self, tokens: Tensor, memory: Memory | None, mask: Tensor | None, cache: Any) -> Tensor:
+        """(R, T) -> logits (R, V) of the token after the last; without a cache, all tokens are given anew."""
+        ...
+
+
+class Kept(Protocol):
+    """What is remembered of tokens that were read."""
+
+    def select(self, rows: Tensor, sources: Tensor | None = None) -> None:
+        """Keep these rows of tokens in this order, each as often as it is named; and these sources, None for all."""
         ...
 
 
@@ -115,7 +123,7 @@ class _Writer:
         self.new = prompt  # (R, n), not read yet
         self.sources = len(prompt)
         self.never: list[int] = []
-        self.cache: Cache | None = None
+        self.cache: Kept | None = None
 
     @classmethod
     def begin(

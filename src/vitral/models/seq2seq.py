@@ -98,6 +98,8 @@ def check_tokens(
     if not isinstance(tokens, Tensor) or tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
         got = f"{tokens.dtype} {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
         raise InputError(f"{what} must be whole numbers (B, T), got {got}.")
+    if torch.compiler.is_compiling():  # what is recorded is for any size
+        return
     B, T = tokens.shape
     if not tokens.numel():
         raise InputError(f"{what} must not be empty, got shape {(B, T)}.")
@@ -108,8 +110,6 @@ def check_tokens(
         )
     if mask is not None and (mask.dtype != torch.bool or mask.shape != (B, past + T)):
         raise InputError(f"the mask of {what} must be boolean {(B, past + T)}, got {mask.dtype} {tuple(mask.shape)}.")
-    if torch.compiler.is_compiling():
-        return
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high >= vocab_size:
         raise InputError(f"{what} must be from 0 to {vocab_size - 1}, got {low} to {high}.")
