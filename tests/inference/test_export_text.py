@@ -166,6 +166,7 @@ def test_what_a_file_of_text_says_is_also_beside_it(files):
         ("past", ["rows", 4, 3, "past", 8], "float32"),
         ("places", ["places"], "int64"),
     ]
+    assert decoder["keys"] == [4, 3, 8]
     assert inside["parts"]["encoder"]["outputs"] == ["encoded", "seen"]
 
 
@@ -330,6 +331,7 @@ BROKEN = {
     "a part without inputs": lambda d: d["parts"]["decoder"].pop("inputs"),
     "no decoder": lambda d: d["parts"].pop("decoder"),
     "a decoder without sizes": lambda d: d["parts"]["decoder"].pop("max_length"),
+    "keys": lambda d: d["parts"]["decoder"].update(keys=[4, 3]),
     "a name": lambda d: d["parts"]["decoder"]["inputs"][0].update(name=3),
 }
 MISFIT = {

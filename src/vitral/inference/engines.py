@@ -151,6 +151,8 @@ class OnnxRuntime(FileEngine):
         self.document = read_document(path, whole.get_modelmeta().custom_metadata_map.get("vitral"))
         self._sessions: dict[str, Any]
         if len(self.parts) == 1:
+            (names, _), *_ = self.parts.values()
+            _check_names(path, names, [port.name for port in whole.get_inputs()])
             self._sessions = dict.fromkeys(self.parts, whole)
         else:  # onnxruntime would run all of them each time
             with _reading(path):
@@ -196,7 +198,7 @@ class OpenVINO(FileEngine):
 
 def _openvino_part(model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> Any:
     """What leads from some inputs of a model to some outputs."""
-    if len(inputs) == len(model.inputs):
+    if set(inputs) == {port.get_any_name() for port in model.inputs}:
         return model
     ends = [model.output(name).get_node() for name in outputs]
     return import_openvino().Model(ends, [model.input(name).get_node() for name in inputs])
@@ -296,10 +298,20 @@ def _is_whole(document: Document) -> bool:
         right = len(sizes) == 3 and list(preprocess["img_size"]) == sizes[1:]
     if "parts" in document:
         decoder = document["parts"][DECODER]
-        sizes = [*sizes, decoder["vocabulary"], decoder["max_length"], document.get("target_length", 1)]
+        blocks, heads, d = decoder["keys"]
+        own = [decoder["vocabulary"], decoder["max_length"], document.get("target_length", 1)]
+        sizes = [*sizes, *own, blocks, heads, d]
     names = [*document["outputs"], *(name for part in parts.values() for side in part for name in side)]
     right = right and all(isinstance(n, int) and n > 0 for n in sizes) and isinstance(document["labels"], list)
     return right and all(isinstance(name, str) for name in names)
+
+
+def _check_names(path: Path, told: Sequence[str], found: Sequence[str]) -> None:
+    """Raise for a file that takes something else than it says."""
+    if set(told) != set(found):
+        raise CheckpointError(
+            f"{path} says that it takes {', '.join(told)}, but is broken: it takes {', '.join(found)}."
+        )
 
 
 def _parts(document: Document) -> Parts:

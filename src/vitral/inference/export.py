@@ -25,7 +25,7 @@ from vitral.errors import CheckpointError, ConfigError, InputError, VitralError
 from vitral.inference.engines import FORMATS, Document, import_openvino, open_exported, require
 from vitral.inference.graph import DECODER, INPUT, Graph, graph_of, output_names
 from vitral.inference.program import DOCUMENT
-from vitral.inference.text import TextGraph, text_graph_of
+from vitral.inference.text import TextGraph, keys_shape, text_graph_of
 from vitral.models.seq2seq import DecoderModel, Seq2Seq, TextEncoder
 from vitral.tasks.base import Task
 from vitral.tasks.write import Write, Writes
@@ -182,7 +182,8 @@ def text_document(graph: TextGraph, document: Document) -> Document:
         part: {"inputs": [shape for shape in shapes if shape["name"] in inputs], "outputs": list(outputs)}
         for part, (inputs, outputs) in graph.parts.items()
     }
-    parts[DECODER] |= {"vocabulary": model.vocab_size, "max_length": model.max_length}
+    sizes = {"vocabulary": model.vocab_size, "max_length": model.max_length, "keys": list(keys_shape(model))}
+    parts[DECODER] |= sizes
     return {**document, "parts": parts}
 
 

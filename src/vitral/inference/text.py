@@ -24,7 +24,7 @@ from vitral.inference.graph import (
     fix_positions,
     output_names,
     twin_of,
-)  # fmt: skip
+)
 from vitral.models.seq2seq import (
     Cache,
     Decoder,
@@ -34,15 +34,13 @@ from vitral.models.seq2seq import (
     TextDecoder,
     TextEncoder,
     check_tokens,
-)  # fmt: skip
+)
 from vitral.nn.attention import FixedKeys, GrowingKeys, KeysValues, Project
 from vitral.nn.blocks import DecoderBlock
 
 SOURCE, MEMORY, VISIBLE, TOKENS, PAST, PLACES = "source", "memory", "visible", "tokens", "past", "places"
 """Names of inputs: what is looked at, what was encoded, which of that is no padding, new tokens, what is remembered of
 those before them, and the places of the new ones whose next is asked for."""
-EXAMPLE_LENGTH = 7
-"""Tokens that a graph is traced with, where the model reads so many."""
 
 
 class TextGraph(nn.Module):
@@ -177,7 +175,7 @@ def _side_by_side(made: list[KeysValues]) -> Tensor:
 
 def _texts(c: TextConfig, batch: int, seed: int) -> Tensor:
     """Random tokens (B, T), those after the ends of shorter texts being padding."""
-    length = min(c.max_length, EXAMPLE_LENGTH)
+    length = min(c.max_length, 7)
     tokens = torch.randint(0, c.vocab_size, (batch, length), generator=torch.Generator().manual_seed(seed))
     if c.pad_token is None:
         return tokens
@@ -194,14 +192,20 @@ def _tokens(model: DecoderModel, batch: int, seed: int) -> tuple[Tensor, ...]:
     c, generator = _decoder_config(model), torch.Generator().manual_seed(seed)
     before = 3 if batch == EXAMPLE_BATCH else min(3, c.max_length - 1) * (batch > 1)
     length = 5 if batch == EXAMPLE_BATCH else min(5, c.max_length - before)
-    past = (batch, 2 * c.depth, c.num_heads, before, c.embed_dim // c.num_heads)
+    blocks, heads, d = keys_shape(model)
     tokens = torch.randint(0, c.vocab_size, (batch, length), generator=generator)
-    return tokens, torch.randn(past, generator=generator), torch.arange(length)
+    return tokens, torch.randn(batch, blocks, heads, before, d, generator=generator), torch.arange(length)
 
 
 def _decoder_config(model: DecoderModel) -> TextConfig:
     config: Any = model.config
     return config.decoder if isinstance(model, Seq2Seq) else config
+
+
+def keys_shape(model: DecoderModel) -> tuple[int, int, int]:
+    """(2 L, h, d) of what the decoder's blocks remember."""
+    c = _decoder_config(model)
+    return 2 * c.depth, c.num_heads, c.embed_dim // c.num_heads
 
 
 def text_graph_of(model: nn.Module, preprocess: Preprocess | None) -> TextGraph:
@@ -251,9 +255,7 @@ class WritingFile:
         self.engine = engine
         self.name: EngineName = engine.name
         about: dict[str, Any] = engine.document["parts"][DECODER]
-        self.vocab_size, self.max_length = about["vocabulary"], about["max_length"]
-        (past,) = (each["shape"] for each in about["inputs"] if each["name"] == PAST)
-        self._keys = (past[1], past[2], past[4])
+        self.vocab_size, self.max_length, self._keys = about["vocabulary"], about["max_length"], about["keys"]
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """(B, T) -> logits (B, T, V) of each next token, for a file that looks at nothing else."""
