@@ -4,6 +4,7 @@ import zipfile
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -61,3 +62,14 @@ def tampered(source: Path, target: Path, change) -> Path:
         for name in old.namelist():
             new.writestr(name, change(name, old.read(name)))
     return target
+
+
+def same(a, b, tolerance: float = 1e-3) -> bool:
+    """Whether two answers are the same but for the last digits."""
+    assert type(a) is type(b)
+    if isinstance(a, dict):
+        assert list(a) == list(b)
+        return all(same(a[key], b[key], tolerance) for key in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(same(x, y, tolerance) for x, y in zip(a, b, strict=True))
+    return a == pytest.approx(b, rel=tolerance, abs=tolerance) if isinstance(a, float) else a == b

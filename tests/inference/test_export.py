@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import vitral
-from helpers import difference, images, tampered
+from helpers import difference, images, same, tampered
 from tiny import MODELS, pictures, tiny_predictor
 from vitral.cli.main import main
 from vitral.errors import CheckpointError, ConfigError, InputError, VitralError
@@ -40,17 +40,6 @@ def files(tmp_path_factory):
         return made[what, format]
 
     return get
-
-
-def same(a, b):
-    """Whether two answers are the same but for the last digits."""
-    assert type(a) is type(b)
-    if isinstance(a, dict):
-        assert list(a) == list(b)
-        return all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(same, a, b))
-    return a == pytest.approx(b, rel=1e-3, abs=1e-3) if isinstance(a, float) else a == b
 
 
 @pytest.mark.parametrize(("what", "format"), [*QUICK, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW)])
