@@ -73,8 +73,8 @@ def write_run(folder: Path, what: str) -> Path:
         "source_length": 31 if what == "complete" else 29,
         "target_length": 9,
         "train": {"text": TextOptions().to_dict(), "regress": {}},
-        "mean": [1.0, 2.0],
-        "std": [3.0, 4.0],
+        "target_mean": [1.0, 2.0],
+        "target_std": [3.0, 4.0],
     }
     (run / "config.json").write_bytes(config_document(document))
     tokenizers = {"source": SOURCE.to_dict(), "target": TARGET.to_dict()}
