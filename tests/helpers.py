@@ -1,7 +1,10 @@
 """What several tests share: random weights that hide nothing, and a measure of difference."""
 
+import zipfile
 from contextlib import contextmanager
+from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -51,3 +54,22 @@ def stop_after(monkeypatch, module, steps):
     with monkeypatch.context() as patch:
         patch.setattr(module, "signals", signals)
         yield
+
+
+def tampered(source: Path, target: Path, change) -> Path:
+    """A copy of an archive, each entry passed through `change(name, bytes)`."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, change(name, old.read(name)))
+    return target
+
+
+def same(a, b, tolerance: float = 1e-3) -> bool:
+    """Whether two answers are the same but for the last digits."""
+    assert type(a) is type(b)
+    if isinstance(a, dict):
+        assert list(a) == list(b)
+        return all(same(a[key], b[key], tolerance) for key in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(same(x, y, tolerance) for x, y in zip(a, b, strict=True))
+    return a == pytest.approx(b, rel=tolerance, abs=tolerance) if isinstance(a, float) else a == b

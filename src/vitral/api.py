@@ -22,7 +22,7 @@ from vitral.data.sources.base import Data
 from vitral.data.sources.open import open_data, open_images
 from vitral.errors import ConfigError
 from vitral.inference.evaluate import evaluate_run, probe_source
-from vitral.inference.export import Exported, describe, format_of, refuse_text, write_export
+from vitral.inference.export import Exported, describe, format_of, is_of_text, write_export
 from vitral.inference.health import QUERIES, Health
 from vitral.inference.predictor import Predictor
 from vitral.inference.quantize import quantize
@@ -203,7 +203,7 @@ def export(
     data: str | Path | Data | None = None,
     **options: Any,
 ) -> Exported:
-    """Write a model of images as one file that runs without vitral, and try it out: "onnx", "openvino" or "pt2".
+    """Write a model as one file that runs without vitral, and try it out: "onnx", "openvino" or "pt2".
 
     `vitral.export("runs/digits", "digits.onnx")`; `vitral.Predictor("digits.onnx")` then answers as the run does. The
     end of the path tells the format if it is not given. `int8` makes it smaller and, where the processor has the
@@ -214,14 +214,16 @@ def export(
     format = format_of(path, format)
     predictor = source if isinstance(source, Predictor) else Predictor(source)
     name = Path(source).name if isinstance(source, str | Path) else type(predictor.model).__name__
-    refuse_text(predictor.model)
+    if int8 and is_of_text(predictor.model):
+        raise ConfigError("int8 is for models of images, and this one reads or writes text; leave int8 out.")
     if int8 != (data is not None):
         raise ConfigError("int8 needs data to calibrate and judge by, and data are for int8: give both or neither.")
     if data is not None:
         opened = data if isinstance(data, Data) else open_data(data, task=predictor.task.name)
         return quantize(predictor, opened, name, path, format, QuantizeOptions.from_dict(options))
-    document = describe(predictor.model, predictor.task, predictor.preprocess, name)
-    return write_export(predictor.model, predictor.preprocess, document, path, format)
+    document = describe(predictor.model, predictor.task, predictor.inputs, name)
+    preprocess = predictor.preprocess if predictor.inputs.what == "image" else None
+    return write_export(predictor.model, preprocess, document, path, format)
 
 
 def probe(

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import vitral
-from helpers import difference, images
+from helpers import difference, images, same, tampered
 from tiny import MODELS, pictures, tiny_predictor
 from vitral.cli.main import main
 from vitral.errors import CheckpointError, ConfigError, InputError, VitralError
@@ -40,17 +40,6 @@ def files(tmp_path_factory):
         return made[what, format]
 
     return get
-
-
-def same(a, b):
-    """Whether two answers are the same but for the last digits."""
-    assert type(a) is type(b)
-    if isinstance(a, dict):
-        assert list(a) == list(b)
-        return all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(same, a, b))
-    return a == pytest.approx(b, rel=1e-3, abs=1e-3) if isinstance(a, float) else a == b
 
 
 @pytest.mark.parametrize(("what", "format"), [*QUICK, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW)])
@@ -140,14 +129,6 @@ def test_the_name_tells_the_format(tmp_path):
             vitral.export(predictor, tmp_path / path, format)
 
 
-def test_models_of_text_are_refused(tmp_path):
-    from vitral.config import TextConfig
-    from vitral.models.seq2seq import TextEncoder
-
-    with pytest.raises(InputError, match="text cannot be exported yet"):
-        export.refuse_text(TextEncoder(TextConfig(num_classes=2)))
-
-
 def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(engines, "find_spec", lambda name: None if name == "onnxscript" else name)
     with pytest.raises(VitralError, match=r"export to ONNX needs onnxscript: pip install 'vitral\[export\]'"):
@@ -209,21 +190,13 @@ def test_an_onnx_file_of_others_is_refused(tmp_path):
     ],
 )
 def test_broken_metadata_are_one_sentence(text):
-    with pytest.raises(CheckpointError, match=r"m\.onnx: what it says about its images is broken"):
+    with pytest.raises(CheckpointError, match=r"m\.onnx: what it says about its inputs is broken"):
         engines.read_document(Path("m.onnx"), text)
 
 
 class Boom:
     def __reduce__(self):
         return (exec, ("raise SystemExit('code ran')",))
-
-
-def tampered(source: Path, target: Path, change) -> Path:
-    """A copy of an archive, each entry passed through `change(name, bytes)`."""
-    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
-        for name in old.namelist():
-            new.writestr(name, change(name, old.read(name)))
-    return target
 
 
 def in_model(edit):

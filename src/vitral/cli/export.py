@@ -13,14 +13,14 @@ from vitral.errors import ConfigError
 
 @dataclass(frozen=True)
 class Options:
-    """Export a model of images, and try the file out beside the model.
+    """Export a model, and try the file out beside the model.
 
     Examples: vitral export runs/digits --out digits.onnx; vitral export runs/digits --format openvino;
     vitral export model.safetensors --format pt2 --out model.pt2;
     vitral export runs/digits --format openvino --int8 --data digits --max-drop 0.5
 
-    The file takes any number of images of the size that the model is fed. Preprocessing, task and labels are in it, so
-    vitral predict digits.onnx image.png needs no more.
+    The file takes any number of images of the size that the model is fed, or of texts. Preprocessing, tokenizers, task
+    and labels are in it, so vitral predict digits.onnx image.png needs no more.
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]

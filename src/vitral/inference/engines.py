@@ -11,7 +11,7 @@ import sys
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -24,8 +24,9 @@ from torch import Tensor, nn
 
 from vitral.config import EngineName, ExportFormat
 from vitral.errors import CheckpointError, ConfigError, InputError, VitralError
-from vitral.inference.graph import INPUT, Graph, assemble
-from vitral.inference.program import DOCUMENT, checked_program
+from vitral.inference.graph import DECODER, WHOLE, Graph, Parts, assemble
+from vitral.inference.program import DOCUMENT, checked_program, part_of
+from vitral.models.seq2seq import check_tokens
 
 Document = dict[str, Any]
 """What an exported file knows about itself: task, labels, preprocessing (`vitral.inference.export.describe`)."""
@@ -96,7 +97,7 @@ class FileEngine(Engine):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of the images it takes."""
+        """(C, H, W) of the images it takes, if it takes images."""
         C, H, W = self.document["input"]["shape"][1:]
         return C, H, W
 
@@ -105,14 +106,30 @@ class FileEngine(Engine):
         """Names of what it gives."""
         return self.document["outputs"]
 
+    @property
+    def parts(self) -> Parts:
+        """What is run one by one."""
+        return _parts(self.document)
+
     def run(self, x: Tensor) -> Any:
         """What the model would give."""
-        _check_shape(x, self.shape)
-        return _assemble(self.outputs, self._tensors(x.contiguous()))
+        return _assemble(self.outputs, self.run_part(WHOLE, [self.checked(x)]))
+
+    def checked(self, x: Tensor) -> Tensor:
+        """Images or tokens, unless they are not what the graph was made for."""
+        about = self.document["input"]
+        if self.document["preprocess"] is None:
+            check_tokens(x, None, about["vocabulary"], about["max_length"], what="source")
+        else:
+            _check_shape(x, self.shape)
+        return x
+
+    def run_part(self, part: str, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The outputs of a part, in their order, for its inputs in theirs."""
+        return self._tensors(part, [x.contiguous() for x in inputs])
 
     @abstractmethod
-    def _tensors(self, x: Tensor) -> list[Tensor]:
-        """The outputs, in their order."""
+    def _tensors(self, part: str, inputs: Sequence[Tensor]) -> list[Tensor]: ...
 
 
 class OnnxRuntime(FileEngine):
@@ -125,12 +142,33 @@ class OnnxRuntime(FileEngine):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3
-        with _reading(path):
-            self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        self.document = read_document(path, self._session.get_modelmeta().custom_metadata_map.get("vitral"))
 
-    def _tensors(self, x: Tensor) -> list[Tensor]:
-        return [torch.from_numpy(y) for y in self._session.run(self.outputs, {INPUT: x.numpy()})]
+        def open_session(model: Path | bytes) -> Any:
+            return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+        with _reading(path):
+            whole = open_session(path)
+        self.document = read_document(path, whole.get_modelmeta().custom_metadata_map.get("vitral"))
+        self._sessions: dict[str, Any]
+        if len(self.parts) == 1:
+            (names, _), *_ = self.parts.values()
+            _check_names(path, names, [port.name for port in whole.get_inputs()])
+            self._sessions = dict.fromkeys(self.parts, whole)
+        else:  # onnxruntime would run all of them each time
+            with _reading(path):
+                self._sessions = {part: open_session(model) for part, model in _onnx_parts(path, self.parts).items()}
+
+    def _tensors(self, part: str, inputs: Sequence[Tensor]) -> list[Tensor]:
+        names, outputs = self.parts[part]
+        feeds = {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
+        return [torch.from_numpy(y) for y in self._sessions[part].run(outputs, feeds)]
+
+
+def _onnx_parts(path: Path, parts: Parts) -> dict[str, bytes]:
+    """Each part of an ONNX file as a file of its own."""
+    onnx, tools = require("onnxruntime for a model that writes", "onnx", "onnx.utils")
+    extractor = tools.Extractor(onnx.load(path))
+    return {name: extractor.extract_model(*map(list, part)).SerializeToString() for name, part in parts.items()}
 
 
 class OpenVINO(FileEngine):
@@ -146,13 +184,24 @@ class OpenVINO(FileEngine):
         place = ["framework", "vitral"] if path.suffix == ".onnx" else ["vitral"]
         text = model.get_rt_info(place).value if model.has_rt_info(place) else None
         self.document = read_document(path, text)
-        self._compiled = compile_openvino(model)
+        with _reading(path):
+            self._compiled = {name: compile_openvino(_openvino_part(model, *p)) for name, p in self.parts.items()}
         self._lock = threading.Lock()  # one call at a time: they share their memory
 
-    def _tensors(self, x: Tensor) -> list[Tensor]:
+    def _tensors(self, part: str, inputs: Sequence[Tensor]) -> list[Tensor]:
+        names, outputs = self.parts[part]
         with self._lock:
-            found = self._compiled({INPUT: x.numpy()}, share_inputs=True)
-            return [torch.from_numpy(np.array(found[name])) for name in self.outputs]
+            feeds = {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
+            found = self._compiled[part](feeds, share_inputs=True)
+            return [torch.from_numpy(np.array(found[name])) for name in outputs]
+
+
+def _openvino_part(model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> Any:
+    """What leads from some inputs of a model to some outputs."""
+    if set(inputs) == {port.get_any_name() for port in model.inputs}:
+        return model
+    ends = [model.output(name).get_node() for name in outputs]
+    return import_openvino().Model(ends, [model.input(name).get_node() for name in inputs])
 
 
 def compile_openvino(model: Any) -> Any:
@@ -171,12 +220,17 @@ class Program(FileEngine):
     name = "eager"
 
     def __init__(self, path: Path) -> None:
-        self._run: Callable[[Tensor], Any]
-        self.document, self._run = _load_program(path)
+        self._run: dict[str, Callable[..., Any]]
+        self.document, module = _load_program(path)
+        with _reading(path):
+            self._run = {
+                name: module if len(self.parts) == 1 else part_of(module, inputs, map(self.outputs.index, outputs))
+                for name, (inputs, outputs) in self.parts.items()
+            }
 
     @torch.inference_mode()
-    def _tensors(self, x: Tensor) -> list[Tensor]:
-        return list(self._run(x))
+    def _tensors(self, part: str, inputs: Sequence[Tensor]) -> list[Tensor]:
+        return list(self._run[part](*inputs))
 
 
 class CompiledProgram(Program):
@@ -186,7 +240,7 @@ class CompiledProgram(Program):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._run = torch.compile(self._run, options={"freezing": True})
+        self._run = {name: torch.compile(run, options={"freezing": True}) for name, run in self._run.items()}
 
 
 FILE_ENGINES: dict[str, tuple[type[FileEngine], ...]] = {
@@ -226,15 +280,48 @@ def read_document(path: Path, text: str | None) -> Document:
         )
     try:
         document = json.loads(text)
-        C, H, W = document["input"]["shape"][1:]
-        outputs, size = document["outputs"], document["preprocess"]["img_size"]
-        right = all(isinstance(n, int) and n > 0 for n in (C, H, W)) and list(size) == [H, W]
-        right = right and all(isinstance(name, str) for name in outputs) and isinstance(document["labels"], list)
+        right = _is_whole(document)
     except (ValueError, KeyError, TypeError, AttributeError):
         right, document = False, {}
     if not right:
-        raise CheckpointError(f"{path}: what it says about its images is broken; export it again.")
+        raise CheckpointError(f"{path}: what it says about its inputs is broken; export it again.")
     return document
+
+
+def _is_whole(document: Document) -> bool:
+    """Whether a document has the sizes and names that its file is run with."""
+    about, preprocess, parts = document["input"], document["preprocess"], _parts(document)
+    if preprocess is None:
+        sizes, right = [about["vocabulary"], about["max_length"], document["source_length"]], True
+    else:
+        sizes = about["shape"][1:]
+        right = len(sizes) == 3 and list(preprocess["img_size"]) == sizes[1:]
+    if "parts" in document:
+        decoder = document["parts"][DECODER]
+        blocks, heads, d = decoder["keys"]
+        own = [decoder["vocabulary"], decoder["max_length"], document.get("target_length", 1)]
+        sizes = [*sizes, *own, blocks, heads, d]
+    names = [*document["outputs"], *(name for part in parts.values() for side in part for name in side)]
+    right = right and all(isinstance(n, int) and n > 0 for n in sizes) and isinstance(document["labels"], list)
+    return right and all(isinstance(name, str) for name in names)
+
+
+def _check_names(path: Path, told: Sequence[str], found: Sequence[str]) -> None:
+    """Raise for a file that takes something else than it says."""
+    if set(told) != set(found):
+        raise CheckpointError(
+            f"{path} says that it takes {', '.join(told)}, but is broken: it takes {', '.join(found)}."
+        )
+
+
+def _parts(document: Document) -> Parts:
+    """The parts of a file: one, unless it names them."""
+    if "parts" not in document:
+        return {WHOLE: ((document["input"]["name"],), tuple(document["outputs"]))}
+    return {
+        name: (tuple(each["name"] for each in part["inputs"]), tuple(part["outputs"]))
+        for name, part in document["parts"].items()
+    }
 
 
 def _load_program(path: Path) -> tuple[Document, Any]:

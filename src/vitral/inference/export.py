@@ -12,19 +12,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vitral import __version__
 from vitral.config import ExportFormat, Preprocess, pair
+from vitral.data.inputs import ImageInputs, Inputs, TextInputs
 from vitral.errors import CheckpointError, ConfigError, InputError, VitralError
 from vitral.inference.engines import FORMATS, Document, import_openvino, open_exported, require
-from vitral.inference.graph import INPUT, Graph, graph_of
+from vitral.inference.graph import DECODER, INPUT, Graph, graph_of, output_names
 from vitral.inference.program import DOCUMENT
-from vitral.models.seq2seq import Seq2Seq, TextDecoder, TextEncoder
+from vitral.inference.text import TextGraph, keys_shape, text_graph_of
+from vitral.models.seq2seq import DecoderModel, Seq2Seq, TextEncoder
 from vitral.tasks.base import Task
+from vitral.tasks.write import Write, Writes
 
 SUFFIXES = {format: suffix for suffix, format in FORMATS.items()}
 EMBED = "embed"
@@ -90,19 +94,23 @@ def format_of(path: Path, format: str | None) -> ExportFormat:
     return told
 
 
-def describe(model: nn.Module, task: Task, preprocess: Preprocess, source: str) -> Document:
+def describe(model: nn.Module, task: Task, inputs: Inputs, source: str) -> Document:
     """All that the answers of a file need to be made and understood."""
     options: Any = getattr(task, "options", None)
     config: Any = model.config
-    headless = not getattr(config, "num_classes", 1)
+    headless = output_names(model) == ("embedding",)
+    tokenizers = {"source": inputs.tokenizer.to_dict()} if isinstance(inputs, TextInputs) else {}
+    tokenizers |= {"target": task.tokenizer.to_dict()} if isinstance(task, Write) else {}
     return {
         "vitral": __version__,
         "source": source,
         "task": EMBED if headless else task.name,
         "labels": [] if headless else list(task.labels),
-        "preprocess": preprocess.to_dict(),
+        "preprocess": inputs.preprocess.to_dict() if isinstance(inputs, ImageInputs) else None,
+        **inputs.settings(),
         **task.settings(),
-        "train": {} if options is None else {task.name: options.to_dict()},
+        "train": {} if options is None else {"text" if isinstance(task, Writes) else task.name: options.to_dict()},
+        **({"tokenizers": tokenizers} if tokenizers else {}),
         "architecture": type(model).__name__,
         "model": config.to_dict(),
         "precision": "fp32",
@@ -111,31 +119,79 @@ def describe(model: nn.Module, task: Task, preprocess: Preprocess, source: str) 
 
 def refuse_text(model: nn.Module) -> None:
     """Raise for a model that is no graph from images to tensors."""
-    if isinstance(model, Seq2Seq | TextDecoder | TextEncoder):
-        raise InputError("models that read or write text cannot be exported yet; predict from the run itself.")
+    if is_of_text(model):
+        raise InputError(
+            "models that read or write text run in torch; for another engine, export the run (vitral export) and give "
+            "the file."
+        )
+
+
+def is_of_text(model: nn.Module) -> bool:
+    """Whether a model reads or writes text."""
+    return isinstance(model, DecoderModel | TextEncoder)
 
 
 def write_export(
-    model: nn.Module, preprocess: Preprocess, document: Document, path: Path, format: ExportFormat
+    model: nn.Module, preprocess: Preprocess | None, document: Document, path: Path, format: ExportFormat
 ) -> Exported:
-    """Export, run the file beside the model, and put it in its place only if the two agree."""
-    refuse_text(model)
-    graph = graph_of(model.cpu(), preprocess)
-    return write_graph(graph, graph_document(graph, preprocess, document), path, format, _WRITERS[format])
+    """Export, run the file beside the model, and put it in its place only if the two agree.
+
+    `preprocess` is what is done to images, None where texts are read.
+    """
+    if is_of_text(model):
+        graph = text_graph_of(model.cpu(), preprocess)
+        document = text_document(graph, document)
+    else:
+        assert preprocess is not None
+        graph = graph_of(model.cpu(), preprocess)
+        document = graph_document(graph, preprocess, document)
+    return write_graph(graph, document, path, format, _WRITERS[format])
 
 
 def graph_document(graph: Graph, preprocess: Preprocess, document: Document) -> Document:
     """The document with what it takes and gives."""
     p, size = preprocess, pair(preprocess.img_size)
-    about = f"RGB or grey values / 255, minus {list(p.mean)}, divided by {list(p.std)}, for each channel"
-    shape = {"name": INPUT, "shape": ["batch", graph.shape[0], *size], "type": "float32", "values": about}
+    shape = {"name": INPUT, "shape": ["batch", graph.shape[0], *size], "type": "float32", "values": _values(p)}
     return {**document, "input": shape, "outputs": list(graph.outputs)}
 
 
-Writer = Callable[[Graph, Document, Path], None]
+def _values(p: Preprocess) -> str:
+    return f"RGB or grey values / 255, minus {list(p.mean)}, divided by {list(p.std)}, for each channel"
 
 
-def write_graph(graph: Graph, document: Document, path: Path, format: str, write: Writer) -> Exported:
+def text_document(graph: TextGraph, document: Document) -> Document:
+    """The same for a model of text: what each part takes and gives, and the sizes of vocabularies."""
+    shapes = [
+        {
+            "name": name,
+            "shape": [axes.get(i, n) for i, n in enumerate(x.shape)],
+            "type": str(x.dtype).removeprefix("torch."),
+        }
+        for name, x, axes in zip(graph.inputs, graph.examples(), graph.sizes, strict=True)
+    ]
+    model, first = cast(Any, graph.model), shapes[0]
+    if document["preprocess"] is None:
+        config: Any = model.encoder.config if isinstance(model, Seq2Seq) else model.config
+        first |= {"vocabulary": config.vocab_size, "max_length": config.max_length}
+    else:
+        first |= {"values": _values(Preprocess.from_dict(document["preprocess"]))}
+    document = {**document, "input": first, "outputs": list(graph.outputs)}
+    if not isinstance(model, DecoderModel):
+        return document
+    parts = {
+        part: {"inputs": [shape for shape in shapes if shape["name"] in inputs], "outputs": list(outputs)}
+        for part, (inputs, outputs) in graph.parts.items()
+    }
+    sizes = {"vocabulary": model.vocab_size, "max_length": model.max_length, "keys": list(keys_shape(model))}
+    parts[DECODER] |= sizes
+    return {**document, "parts": parts}
+
+
+AnyGraph = Graph | TextGraph
+Writer = Callable[[AnyGraph, Document, Path], None]
+
+
+def write_graph(graph: AnyGraph, document: Document, path: Path, format: str, write: Writer) -> Exported:
     """Write a graph in a folder beside its place, try it there, and move it."""
     with staging(path) as made:
         with quiet():
@@ -172,48 +228,54 @@ def put_in_place(made: Path, path: Path, document: Document, differences: dict[i
     return Exported(path, document["format"], size, differences)
 
 
-def compare(graph: Graph, path: Path, batches: tuple[int, ...] = BATCHES) -> dict[int, float]:
+def compare(graph: AnyGraph, path: Path, batches: tuple[int, ...] = BATCHES) -> dict[int, float]:
     """How far a file is from the model: for batches of each size, as a share of each output's largest number."""
     engine = open_exported(path)
     found = {}
     for batch in batches:
-        x = graph.example(batch, seed=batch)
+        inputs = dict(zip(graph.inputs, graph.examples(batch, seed=batch), strict=True))
         with torch.inference_mode():
-            wanted = graph(x)
-        given = engine._tensors(x)
-        found[batch] = max(_difference(a, b) for a, b in zip(given, wanted, strict=True))
+            wanted = dict(zip(graph.outputs, graph(*inputs.values()), strict=True))
+        found[batch] = 0.0
+        for part, (names, outputs) in graph.parts.items():
+            given = engine.run_part(part, [inputs[name] for name in names])
+            apart = [_difference(a, wanted[name]) for a, name in zip(given, outputs, strict=True)]
+            found[batch] = float(np.max([found[batch], *apart]))  # NaN stays
     return found
 
 
 def _difference(a: Tensor, b: Tensor) -> float:
-    if a.shape != b.shape:
+    if a.shape != b.shape or a.dtype != b.dtype:
         return float("inf")
+    a, b = a.float(), b.float()
     return float((a - b).abs().max() / b.abs().max().clamp(min=1e-12))
 
 
 # ---- the formats ----
 
 
-def trace(graph: Graph) -> Any:
-    """The graph as torch records it, for any number of images; nothing in it tells where it was made."""
-    batch = torch.export.Dim("batch")
+def trace(graph: AnyGraph) -> Any:
+    """The graph as torch records it, for any number of inputs; nothing in it tells where it was made."""
+    sizes = {word: torch.export.Dim(word) for axes in graph.sizes for word in axes.values()}
+    shapes = tuple({axis: sizes[word] for axis, word in axes.items()} for axes in graph.sizes)
     with torch.no_grad():
-        program = torch.export.export(graph, (graph.example(),), dynamic_shapes=({0: batch},), strict=False)
+        program = torch.export.export(graph, graph.examples(), dynamic_shapes=shapes, strict=False)
+    program._guards_code = []  # which sizes must be equal, as code; whoever runs a file knows, and a file has no code
     for node in program.graph.nodes:
         for about in ("stack_trace", "nn_module_stack", "torch_fn", "source_fn_stack", "from_node", "custom"):
             node.meta.pop(about, None)
     return program
 
 
-def write_onnx(graph: Graph, document: Document, path: Path) -> None:
+def write_onnx(graph: AnyGraph, document: Document, path: Path) -> None:
     """One `.onnx` file, or two where the weights are too many for one."""
     require("export to ONNX", "onnx", "onnxscript", "onnxruntime")
     made = torch.onnx.export(
         trace(graph),
         dynamo=True,
-        input_names=[INPUT],
+        input_names=list(graph.inputs),
         output_names=list(graph.outputs),
-        dynamic_shapes=({0: "batch"},),
+        dynamic_shapes=graph.sizes,
         verbose=False,
     )
     assert made is not None
@@ -224,18 +286,21 @@ def write_onnx(graph: Graph, document: Document, path: Path) -> None:
     made.save(path, external_data=weights > _ONE_FILE)
 
 
-def _write_openvino(graph: Graph, document: Document, path: Path) -> None:
+def _write_openvino(graph: AnyGraph, document: Document, path: Path) -> None:
     openvino = import_openvino("export to OpenVINO")
     save_openvino(convert_openvino(graph), document, path, openvino)
 
 
-def convert_openvino(graph: Graph) -> Any:
-    """The graph as OpenVINO has it, for any number of images."""
+def convert_openvino(graph: AnyGraph) -> Any:
+    """The graph as OpenVINO has it, for any number of inputs."""
     openvino = import_openvino("export to OpenVINO")
     with quiet():
         model = openvino.convert_model(trace(graph))
-    model.reshape([-1, *graph.shape])
-    model.inputs[0].get_tensor().set_names({INPUT})
+    shapes = {}
+    for port, name, x, axes in zip(model.inputs, graph.inputs, graph.examples(), graph.sizes, strict=True):
+        port.get_tensor().set_names({name})
+        shapes[name] = openvino.PartialShape([-1 if axis in axes else size for axis, size in enumerate(x.shape)])
+    model.reshape(shapes)
     for output, name in zip(model.outputs, graph.outputs, strict=True):
         output.get_tensor().set_names({name})
     return model
@@ -247,7 +312,7 @@ def save_openvino(model: Any, document: Document, path: Path, openvino: Any) -> 
     openvino.save_model(model, path, compress_to_fp16=False)
 
 
-def _write_pt2(graph: Graph, document: Document, path: Path) -> None:
+def _write_pt2(graph: AnyGraph, document: Document, path: Path) -> None:
     torch.export.save(trace(graph), path, extra_files={DOCUMENT: json.dumps(document)})
 
 

@@ -24,7 +24,7 @@ from vitral.config import (
 )
 from vitral.data.ahead import ahead
 from vitral.data.images import ImageMode
-from vitral.data.inputs import ImageInputs, ImageLike
+from vitral.data.inputs import ImageInputs, ImageLike, Inputs
 from vitral.data.sources.folder import list_images
 from vitral.data.targets import View
 from vitral.data.transforms import eval_view
@@ -33,6 +33,7 @@ from vitral.inference.choose import make_engine
 from vitral.inference.engines import Document, Engine, FileEngine, is_exported, open_exported
 from vitral.inference.export import EMBED, refuse_text
 from vitral.inference.memory import keep_freed_memory
+from vitral.inference.text import WritingFile
 from vitral.models.backbone import Backbone, backbone_of
 from vitral.models.detector import Detector
 from vitral.models.merge import merged
@@ -77,7 +78,9 @@ class Predictor:
         if not isinstance(source, nn.Module) and is_exported(source):
             self.network = opened = open_exported(Path(source), engine)
             self._model = None
-            self.task, self.inputs = task_of_export(opened.document, Path(source)), load_inputs(opened.document)
+            self.task, self.inputs = task_of_export(opened.document, Path(source))
+            if isinstance(self.task, Writes):
+                self.network = WritingFile(opened)
         else:
             self.network = self._model = source.eval() if isinstance(source, nn.Module) else load_model(source)
             if not isinstance(source, nn.Module) and is_run(Path(source)):
@@ -121,7 +124,7 @@ class Predictor:
     @property
     def engine(self) -> EngineName:
         """What computes the answers."""
-        return self.network.name if isinstance(self.network, Engine) else "eager"
+        return self.network.name if isinstance(self.network, Engine | WritingFile) else "eager"
 
     @property
     def images(self) -> ImageInputs:
@@ -163,8 +166,9 @@ class Predictor:
         return map_tensors(Tensor.cpu, self.task.run(self.network, x.to(self.device)))
 
     def logits(self, x: Tensor) -> Any:
-        """The model's own outputs for pixels (B, C, H, W), already normalised, in any engine."""
-        refuse_text(self.network)
+        """The model's own outputs for pixels (B, C, H, W), already normalised, or for tokens (B, T), in any engine."""
+        if isinstance(self.task, Writes):
+            raise InputError("a model that writes gives texts, one token after the other, and no logits of them.")
         return self.outputs(x)
 
     def predict(self, inputs: ImageLike | Sequence[ImageLike], top_k: int = TOP_K) -> list[Any]:
@@ -324,10 +328,13 @@ def _task_of(model: AnyModel) -> Task:
     return Classify(model.labels or [str(i) for i in range(model.config.num_classes)])
 
 
-def task_of_export(document: Document, path: Path) -> Task:
-    """The task of an exported file, from what it says about itself."""
+def task_of_export(document: Document, path: Path) -> tuple[Task, Inputs]:
+    """The task of an exported file, and what it is fed, from what it says about itself."""
     try:
-        return Classify([]) if document["task"] == EMBED else load_task(document)
+        task = Classify([]) if document["task"] == EMBED else load_task(document)
+        if isinstance(task, Writes) != ("parts" in document):
+            raise ValueError(f"{task.name} in {'parts' if 'parts' in document else 'one piece'}")
+        return task, load_inputs(document)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: what it says about its task is broken ({error}); export it again.") from error
 

@@ -4,7 +4,7 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,18 @@ def checked_program(path: Path) -> io.BytesIO:
         raise _refusal(path, "a document that is nested too deeply") from error
     copied.seek(0)
     return copied
+
+
+def part_of(module: torch.fx.GraphModule, inputs: Collection[str], outputs: Iterable[int]) -> torch.fx.GraphModule:
+    """What leads from some inputs of a graph, told by name, to some outputs, told by number."""
+    graph = torch.fx.Graph()
+    found: Any = graph.graph_copy(module.graph, {})
+    graph.output(tuple(found[i] for i in outputs))
+    graph.eliminate_dead_code(lambda node: node.op == "output" or node.name in inputs)
+    taken = [node.name for node in graph.nodes if node.op == "placeholder"]
+    if taken != list(inputs):
+        raise ValueError(f"it takes {', '.join(taken)}, not {', '.join(inputs)}")
+    return torch.fx.GraphModule(module, graph)
 
 
 def _check_entry(path: Path, name: str, content: bytes) -> None:

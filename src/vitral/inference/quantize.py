@@ -48,7 +48,7 @@ def quantize(
     if format not in _STEPS:
         raise ConfigError(f"int8 goes into {' and '.join(_STEPS)} files, got {format}; leave --int8 or --format out.")
     data = predictor.task.usable(data.with_splits(VAL_FRACTION, 0.0, seed=0))
-    document = describe(predictor.model, predictor.task, predictor.preprocess, source)
+    document = describe(predictor.model, predictor.task, predictor.images, source)
     graph = graph_of(predictor.model, predictor.preprocess)
     document = graph_document(graph, predictor.preprocess, document) | {"format": format, "precision": "int8"}
     images = calibration_images(predictor, data, options.calibration_images)

@@ -6,19 +6,54 @@ others in its batch nor on padding. Knows nothing of words.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vitral.errors import InputError
-from vitral.models.seq2seq import Cache, Memory, Seq2Seq, TextDecoder
+from vitral.models.seq2seq import Memory, check_tokens
 
 Method = Literal["greedy", "beam", "sample"]
 EarlyStopping = bool | Literal["never"]
 METHODS = ("greedy", "beam", "sample")
 NEVER = float("-inf")
+
+
+@runtime_checkable
+class Author(Protocol):
+    """What can write: `vitral.models.seq2seq.DecoderModel`, or a file that was made of one."""
+
+    @property
+    def vocab_size(self) -> int:
+        """V, tokens that it may write."""
+        ...
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens that it reads."""
+        ...
+
+    def encode(self, source: Tensor, mask: Tensor | None) -> Memory | None:
+        """What it looks at while it writes; None if the source is what it goes on with."""
+        ...
+
+    def new_cache(self) -> "Kept":
+        """What it remembers while it writes, still empty."""
+        ...
+
+    def next_logits(self, tokens: Tensor, memory: Memory | None, mask: Tensor | None, cache: Any) -> Tensor:
+        """(R, T) -> logits (R, V) of the token after the last; without a cache, all tokens are given anew."""
+        ...
+
+
+class Kept(Protocol):
+    """What is remembered of tokens that were read."""
+
+    def select(self, rows: Tensor, sources: Tensor | None = None) -> None:
+        """Keep these rows of tokens in this order, each as often as it is named; and these sources, None for all."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -35,7 +70,7 @@ class Generated:
 
 @torch.inference_mode()
 def generate(
-    model: Seq2Seq | TextDecoder,
+    model: Author,
     source: Tensor,
     *,
     max_length: int,
@@ -83,19 +118,17 @@ def generate(
 class _Writer:
     """Feeds a decoder, and remembers what it has read: in a cache, or else as tokens that it reads anew each time."""
 
-    def __init__(
-        self, model: Seq2Seq | TextDecoder, memory: Memory | None, prompt: Tensor, mask: Tensor | None
-    ) -> None:
-        self.decoder, self.memory, self.mask = model.decoder, memory, mask
+    def __init__(self, model: Author, memory: Memory | None, prompt: Tensor, mask: Tensor | None) -> None:
+        self.model, self.memory, self.mask = model, memory, mask
         self.new = prompt  # (R, n), not read yet
         self.sources = len(prompt)
         self.never: list[int] = []
-        self.cache: Cache | None = None
+        self.cache: Kept | None = None
 
     @classmethod
     def begin(
         cls,
-        model: Seq2Seq | TextDecoder,
+        model: Author,
         source: Tensor,
         mask: Tensor | None,
         bos: int | None,
@@ -104,33 +137,32 @@ class _Writer:
         cache: bool,
     ) -> "_Writer":
         """Encode the sources, once; or take them as the prompts that they are."""
-        if isinstance(model, Seq2Seq):
-            if bos is None:
-                raise InputError("writing needs a token to begin after; give bos=.")
-            memory = model.encode(source, mask)
+        memory = model.encode(source, mask)
+        if memory is None:
+            check_tokens(source, mask, model.vocab_size, model.max_length, what="prompt")
+            writer = cls(model, None, *_to_the_right(source, mask))
+        elif bos is None:
+            raise InputError("writing needs a token to begin after; give bos=.")
+        else:
             prompt = torch.full((len(memory.tokens), 1), bos, device=memory.tokens.device)
             writer = cls(model, memory, prompt, None)
-        else:
-            model.decoder.token_embed.check(source, mask, what="prompt")
-            writer = cls(model, None, *_to_the_right(source, mask))
         longest = writer.new.shape[1] + max_length - 1  # the last token is never read
-        limit = model.decoder.token_embed.max_length
+        limit = model.max_length
         if longest > limit:
             raise InputError(
                 f"max_length must be at most {limit - writer.new.shape[1] + 1} here, as the decoder reads "
                 f"{limit} tokens, got {max_length}."
             )
-        size = model.decoder.token_embed.tokens.num_embeddings
+        size = model.vocab_size
         for name, token in (("bos", bos), ("pad", pad)):
             if token is not None and not 0 <= token < size:
                 raise InputError(f"{name} must be a token from 0 to {size - 1}, got {token}.")
-        writer.cache = Cache(model.decoder.depth) if cache else None
+        writer.cache = model.new_cache() if cache else None
         return writer
 
     def read(self) -> Tensor:
         """Read what is new, and return log p of each next token: (R, V)."""
-        z = self.decoder(self.new, self.memory, self.mask, self.cache)[:, -1]
-        logits = self.decoder.logits(z).float()
+        logits = self.model.next_logits(self.new, self.memory, self.mask, self.cache).float()
         logits[:, self.never] = NEVER
         return logits.log_softmax(-1)
 
@@ -355,7 +387,7 @@ def _check(
     top_p: float,
     eos: int,
 ) -> None:
-    if not isinstance(model, Seq2Seq | TextDecoder):
+    if not isinstance(model, Author):
         raise InputError(f"only a Seq2Seq or a TextDecoder can write, got {type(model).__name__}.")
     if method not in METHODS:
         raise InputError(f"method must be one of {', '.join(METHODS)}, got {method!r}.")
@@ -370,6 +402,5 @@ def _check(
         raise InputError(f"temperature must be above 0, got {temperature}; for the likeliest token, use greedy.")
     if not 0 < top_p <= 1:
         raise InputError(f"top_p must be above 0 and at most 1, got {top_p}.")
-    size = model.decoder.token_embed.tokens.num_embeddings
-    if not 0 <= eos < size:
-        raise InputError(f"eos must be a token from 0 to {size - 1}, got {eos}.")
+    if not 0 <= eos < model.vocab_size:
+        raise InputError(f"eos must be a token from 0 to {model.vocab_size - 1}, got {eos}.")

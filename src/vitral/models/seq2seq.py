@@ -88,28 +88,33 @@ class TokenEmbedding(nn.Module):
 
     def check(self, tokens: Tensor, mask: Tensor | None, past: int = 0, what: str = "tokens") -> None:
         """Raise unless these are tokens of the vocabulary (B, T), at most `max_length`, with a mask of their shape."""
-        if not isinstance(tokens, Tensor) or tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
-            got = f"{tokens.dtype} {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
-            raise InputError(f"{what} must be whole numbers (B, T), got {got}.")
-        B, T = tokens.shape
-        if not tokens.numel():
-            raise InputError(f"{what} must not be empty, got shape {(B, T)}.")
-        if past + T > self.max_length:
-            raise InputError(
-                f"{what} must be at most max_length ({self.max_length}) long, got {past + T}; shorten them, "
-                f"or make the model with a larger max_length."
-            )
-        if mask is not None and (mask.dtype != torch.bool or mask.shape != (B, past + T)):
-            raise InputError(
-                f"the mask of {what} must be boolean {(B, past + T)}, got {mask.dtype} {tuple(mask.shape)}."
-            )
-        if torch.compiler.is_compiling():
-            return
-        low, high = int(tokens.min()), int(tokens.max())
-        if low < 0 or high >= self.tokens.num_embeddings:
-            raise InputError(f"{what} must be from 0 to {self.tokens.num_embeddings - 1}, got {low} to {high}.")
-        if mask is not None and not mask.any(dim=1).all():
-            raise InputError(f"the mask of {what} hides a whole sequence; leave at least one token of each.")
+        check_tokens(tokens, mask, self.tokens.num_embeddings, self.max_length, past, what)
+
+
+def check_tokens(
+    tokens: Tensor, mask: Tensor | None, vocab_size: int, max_length: int, past: int = 0, what: str = "tokens"
+) -> None:
+    """Raise unless these are tokens of a vocabulary (B, T), at most `max_length`, with a mask of their shape."""
+    if not isinstance(tokens, Tensor) or tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
+        got = f"{tokens.dtype} {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise InputError(f"{what} must be whole numbers (B, T), got {got}.")
+    if torch.compiler.is_compiling():  # what is recorded is for any size
+        return
+    B, T = tokens.shape
+    if not tokens.numel():
+        raise InputError(f"{what} must not be empty, got shape {(B, T)}.")
+    if past + T > max_length:
+        raise InputError(
+            f"{what} must be at most max_length ({max_length}) long, got {past + T}; shorten them, "
+            f"or make the model with a larger max_length."
+        )
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != (B, past + T)):
+        raise InputError(f"the mask of {what} must be boolean {(B, past + T)}, got {mask.dtype} {tuple(mask.shape)}.")
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high >= vocab_size:
+        raise InputError(f"{what} must be from 0 to {vocab_size - 1}, got {low} to {high}.")
+    if mask is not None and not mask.any(dim=1).all():
+        raise InputError(f"the mask of {what} hides a whole sequence; leave at least one token of each.")
 
 
 def make_mlp(c: TextConfig) -> MLP:
@@ -238,7 +243,7 @@ class Decoder(nn.Module):
         """(B, T) -> (B, T, D), what `logits` reads; with a cache, tokens are the new ones and the mask is for all."""
         past = cache.length if cache else 0
         self.token_embed.check(tokens, mask, past)
-        if memory is not None and len(tokens) % len(memory.tokens):
+        if memory is not None and not torch.compiler.is_compiling() and len(tokens) % len(memory.tokens):
             raise InputError(
                 f"the rows of tokens must be as many as the sources, or some for each, got {len(tokens)} rows and "
                 f"{len(memory.tokens)} sources."
@@ -255,7 +260,35 @@ class Decoder(nn.Module):
         return self.output(z, self.token_embed.tokens.weight)
 
 
-class TextDecoder(nn.Module):
+class DecoderModel(nn.Module):
+    """What a model that writes is to `generate`: a decoder, with or without an encoder before it."""
+
+    decoder: Decoder
+
+    @property
+    def vocab_size(self) -> int:
+        """V, tokens that it may write."""
+        return self.decoder.token_embed.tokens.num_embeddings
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens that it reads."""
+        return self.decoder.token_embed.max_length
+
+    def encode(self, source: Tensor, mask: Tensor | None = None) -> Memory | None:
+        """What it looks at while it writes: nothing but its own tokens."""
+        return None
+
+    def new_cache(self) -> Cache:
+        """What it remembers while it writes, still empty."""
+        return Cache(self.decoder.depth)
+
+    def next_logits(self, tokens: Tensor, memory: Memory | None, mask: Tensor | None, cache: Cache | None) -> Tensor:
+        """(R, T) -> logits (R, V) of the token after the last; the arguments are those of `decode`."""
+        return self.decoder.logits(self.decoder(tokens, memory, mask, cache)[:, -1])
+
+
+class TextDecoder(DecoderModel):
     """A language model: `model(tokens)` gives the logits (B, T, V) of each next token."""
 
     def __init__(self, config: TextConfig) -> None:
@@ -279,7 +312,7 @@ class TextDecoder(nn.Module):
 # ---- the whole ----
 
 
-class Seq2Seq(nn.Module):
+class Seq2Seq(DecoderModel):
     """`model(source, tokens)` gives the logits (B, T, V) of each next token, where all before it are given.
 
     The source is images (B, C, H, W) with a mask of pixels (B, H, W), or tokens (B, M) with a mask of tokens.

@@ -192,10 +192,10 @@ class GrowingKeys:
 
 
 class FixedKeys:
-    """The keys and values of a memory that stays the same: projected by the first call alone."""
+    """The keys and values of a memory that stays the same: projected by the first call alone, or made before."""
 
-    def __init__(self) -> None:
-        self._made: KeysValues | None = None
+    def __init__(self, made: KeysValues | None = None) -> None:
+        self._made = made
 
     def get(self, project: Project, keys: Tensor, values: Tensor) -> KeysValues:
         """Return (B, h, M, d) each."""

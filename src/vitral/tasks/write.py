@@ -20,8 +20,8 @@ from vitral.data.text import Tokens, longest, too_long
 from vitral.data.tokenizer import EOS, PAD, REPLACEMENT, SOS, UNK, Tokenizer, pad, tokenizer_from_dict
 from vitral.errors import ConfigError, DataError
 from vitral.models.backbone import Backbone
-from vitral.models.generate import Generated, generate
-from vitral.models.seq2seq import Seq2Seq, TextDecoder, TextEncoder
+from vitral.models.generate import Author, Generated, generate
+from vitral.models.seq2seq import Seq2Seq, TextEncoder
 from vitral.models.vit import VisionTransformer
 from vitral.tasks.base import Answer, Found, Frame, Task, rest_pooling
 from vitral.tasks.drawing import captioned
@@ -95,12 +95,11 @@ class Writes(Task):
         """None: the decoder has its own."""
         return 0
 
-    def generate(self, model: Seq2Seq | TextDecoder, inputs: Tensor, room: int) -> list[list[Generated]]:
-        """Write after the inputs, at most `room` tokens."""
+    def generate(self, model: Author, inputs: Tensor, room: int) -> list[list[Generated]]:
+        """Write of the inputs, or after prompts of one length, at most `room` tokens."""
         w = self.writing
         found = generate(
             model, inputs, max_length=min(w.max_tokens or room, room), bos=SOS, eos=EOS, pad=PAD,
-            mask=inputs != PAD if isinstance(model, TextDecoder) else None,
             method="sample" if w.sample else "beam" if w.beam > 1 else "greedy",
             beam=w.beam, n_best=w.n_best, length_penalty=w.length_penalty, temperature=w.temperature,
             top_k=w.sample_top_k, top_p=w.sample_top_p, seed=w.seed, never=(PAD, SOS, UNK),
@@ -186,9 +185,8 @@ class Write(Writes):
         """Logits (B, T, V) of each next token, all before it given."""
         return model(inputs, targets[:, :-1])
 
-    def run(self, model: nn.Module, inputs: Tensor, targets: Tensor | None = None) -> list[list[Generated]]:
+    def run(self, model: Any, inputs: Tensor, targets: Tensor | None = None) -> list[list[Generated]]:
         """What the model writes by itself."""
-        assert isinstance(model, Seq2Seq)
         return self.generate(model, inputs, self.max_length)
 
     def found(self, outputs: list[list[Generated]], targets: Tensor) -> Found:
