@@ -284,3 +284,16 @@ def test_each_key_opens_and_nothing_else_does(runs):
             assert c.get("/v1/models", headers=headers).status_code == 200
         for path in ("/", "/healthz", "/readyz", "/page/main.js", "/docs"):
             assert c.get(path).status_code == 200
+
+
+def test_readers_leave_torchs_threads_to_the_model(runs):
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with client({"classify": runs["classify"]}) as made:
+            server = made.app.state.server
+            told = [server.readers.submit(torch.get_num_threads) for _ in range(8)]
+            assert {each.result() for each in told} == {1}
+            assert server.models["classify"].batcher._thread.submit(torch.get_num_threads).result() == 3
+    finally:
+        torch.set_num_threads(before)
