@@ -1,6 +1,10 @@
 """Every engine answers as torch does, and `auto` measures once."""
 
 import json
+import os
+import stat
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -34,7 +38,7 @@ def test_every_engine_answers_as_torch_does(what, engine, cache, capsys):
     eager = tiny_predictor(what)
     other = Predictor(eager.model, engine=engine, batch_size=3)
     assert other.engine == engine
-    for batch in (3,) if engine == "compile" else (3, 2, 1):  # each size is compiled anew, which takes its time
+    for batch in (3, 2, 1):
         x = images(batch, 3, 20, 24, seed=batch)
         assert agree(other.logits(x), eager.logits(x))
     with pytest.raises(InputError, match=r"images must be float32 \(B, 3, 20, 24\)"):
@@ -45,6 +49,7 @@ def test_every_engine_answers_as_torch_does(what, engine, cache, capsys):
         other.embed(pictures()), eager.embed(pictures()), rtol=1e-4, atol=1e-5
     )  # the model's own
     if engine == "compile":
+        assert "compiling the model, once" in capsys.readouterr().err
         return
     assert "exporting the model" in capsys.readouterr().err
     (kept,) = [path for path in (cache / "exports").iterdir() if path.suffix in (".onnx", ".xml")]
@@ -72,6 +77,82 @@ def test_eager_is_the_model_itself():
     assert predictor.engine == "eager"
     assert torch.equal(predictor.logits(x), predictor.model(x).detach())
     assert torch.equal(Eager(predictor.model).run(x), predictor.logits(x))
+
+
+# ---- compiled ----
+
+
+COMPILE = """
+import sys
+import torch
+from tiny import tiny_predictor
+from helpers import images
+from vitral.inference.predictor import Predictor
+made, real = [], torch._inductor.aoti_compile_and_package
+torch._inductor.aoti_compile_and_package = lambda *rest, **more: made.append(1) or real(*rest, **more)
+predictor = Predictor(sys.argv[1] if sys.argv[1:] else tiny_predictor("classify").model, engine="compile")
+assert predictor.engine == "compile"
+found = torch.cat([predictor.logits(images(batch, 3, 20, 24)).flatten() for batch in (3, 2)])
+print(len(made), found.tolist())
+"""
+
+
+@pytest.mark.slow
+def test_a_second_process_does_not_compile_again(cache, tmp_path):
+    import vitral
+
+    eager = tiny_predictor("classify")
+    wanted = torch.cat([eager.logits(images(batch, 3, 20, 24)).flatten() for batch in (3, 2)])
+    vitral.export(eager, tmp_path / "m.pt2")
+    for source in ([], [str(tmp_path / "m.pt2")]):
+        counts = []
+        for _ in range(2):
+            done = subprocess.run(
+                [sys.executable, "-c", COMPILE, *source], capture_output=True, text=True, check=False,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            count, _, found = done.stdout.partition(" ")
+            counts.append(int(count))
+            assert difference(torch.tensor(json.loads(found)), wanted) < 1e-4
+        assert counts == [1, 0]
+    kept = list((cache / "compiled").iterdir())
+    assert [file.suffix for file in kept] == [".pt2"] * 2  # and nothing that the compiler left behind
+    assert stat.S_IMODE((cache / "compiled").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("content", [None, b"damaged"])
+def test_what_is_not_there_or_damaged_is_compiled_anew(cache, monkeypatch, content, capsys):
+    model = tiny_predictor("classify").model
+    monkeypatch.setattr("torch._inductor.aoti_compile_and_package", fail)
+    if content:
+        monkeypatch.setattr("vitral.inference.compiled.key_of", lambda about: "key")
+        (cache / "compiled").mkdir(mode=0o700, parents=True)
+        (cache / "compiled" / "key.pt2").write_bytes(content)
+    with pytest.raises(VitralError, match=r"cannot be compiled \(no g\+\+ here\); torch needs a C\+\+ compiler"):
+        Predictor(model, engine="compile")
+    assert "compiling the model, once" in capsys.readouterr().err
+    assert [file.name for file in (cache / "compiled").iterdir()] == ["key.pt2"] * bool(content)
+
+
+def fail(*rest, **more):
+    raise RuntimeError("no g++ here")
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707])
+def test_nothing_is_run_from_a_folder_that_others_write_to(cache, mode):
+    (cache / "compiled").mkdir(parents=True)
+    (cache / "compiled").chmod(mode)
+    with pytest.raises(VitralError, match="compiled can be written by others, and what lies in it is run"):
+        Predictor(tiny_predictor("classify").model, engine="compile")
+
+
+def test_a_link_to_another_folder_is_not_followed(cache, tmp_path):
+    cache.mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (cache / "compiled").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(VitralError, match="can be written by others"):
+        Predictor(tiny_predictor("classify").model, engine="compile")
 
 
 # ---- auto ----
@@ -194,8 +275,5 @@ def test_a_child_that_dies_of_a_signal_is_noticed():
 
 @pytest.mark.slow
 def test_the_trial_of_the_processor_is_a_program_that_runs():
-    import subprocess
-    import sys
-
     done = subprocess.run([sys.executable, "-c", engines._INT8], capture_output=True, text=True, check=False)
     assert done.returncode <= 0, done.stderr  # it may die here; a mistake in it would be 1

@@ -1,6 +1,5 @@
 """The engine that a model runs in: the one asked for, or the fastest here, measured once and remembered."""
 
-import hashlib
 import json
 import os
 import statistics
@@ -15,9 +14,10 @@ from torch import nn
 from vitral import __version__
 from vitral.config import EngineName, ExportFormat, Preprocess
 from vitral.errors import CheckpointError
-from vitral.inference.cache import cache_folder, digest_config, digest_weights, keep_newest
+from vitral.inference.cache import CACHE_BYTES, cache_folder, digest_config, digest_weights, keep_newest, key_of
+from vitral.inference.compiled import load_or_compile
 from vitral.inference.engines import Compiled, Eager, Engine, check_engine, open_exported, require
-from vitral.inference.export import SUFFIXES, refuse_text, write_export
+from vitral.inference.export import SUFFIXES, refuse_text, trace, write_export
 from vitral.inference.graph import graph_of
 from vitral.inference.timing import interleave, machine
 from vitral.weights.atomic import write_atomically
@@ -30,8 +30,6 @@ PACKAGES: dict[str, tuple[str, ...]] = {
 }
 """What engines need besides torch."""
 EXPORTS: dict[str, ExportFormat] = {"openvino": "openvino", "onnxruntime": "onnx"}
-CACHE_BYTES = 2**32
-"""What exported models may hold in the cache; beyond it, those that were not used for longest are removed."""
 SECONDS = 1.0
 """How long `auto` measures, at least."""
 
@@ -45,7 +43,8 @@ def make_engine(name: str, model: nn.Module, preprocess: Preprocess, batch_size:
         return Eager(model)
     refuse_text(model)
     if name == "compile":
-        return Compiled(graph_of(model, preprocess))
+        graph = graph_of(model, preprocess)
+        return Compiled(graph, load_or_compile(_identity(model, preprocess), lambda: trace(graph)))
     require(f"the {name} engine", *PACKAGES[name])
     return _by_file(name, model, preprocess)
 
@@ -53,14 +52,9 @@ def make_engine(name: str, model: nn.Module, preprocess: Preprocess, batch_size:
 def _by_file(name: str, model: nn.Module, preprocess: Preprocess) -> Engine:
     """An engine that reads an exported file; the file is kept for the next time."""
     format = EXPORTS[name]
-    what = [
-        digest_weights(model),
-        preprocess.to_dict(),
-        __version__,
-        *(_version(p) for p in ("torch", *PACKAGES[name])),
-    ]
+    versions = [_version(package) for package in ("torch", *PACKAGES[name])]
     folder = cache_folder("exports")
-    path = folder / f"{hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]}{SUFFIXES[format]}"
+    path = folder / f"{key_of([_identity(model, preprocess), versions])}{SUFFIXES[format]}"
     try:
         engine = open_exported(path, name)
         for file in (path, path.with_suffix(".bin")):
@@ -72,6 +66,11 @@ def _by_file(name: str, model: nn.Module, preprocess: Preprocess) -> Engine:
         keep_newest([file for file in folder.iterdir() if file.is_file()], CACHE_BYTES, path)
         engine = open_exported(path, name)
     return engine
+
+
+def _identity(model: nn.Module, preprocess: Preprocess) -> list[Any]:
+    """What tells a graph from others: the model with its weights, what it is fed, and what made the graph."""
+    return [digest_weights(model), preprocess.to_dict(), __version__]
 
 
 # ---- auto ----
@@ -107,7 +106,7 @@ def _key(model: nn.Module, preprocess: Preprocess, batch_size: int, installed: l
     """What the choice depends on: the model's shape, the batch, the machine, and the versions of what runs it."""
     versions = {package: _version(package) for name in installed for package in PACKAGES.get(name, ())}
     about = [digest_config(model), preprocess.img_size, batch_size, machine(), versions, __version__]
-    return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]
+    return key_of(about)
 
 
 def _version(package: str) -> str:

@@ -4,6 +4,7 @@
 torch are imported when an engine of theirs is made.
 """
 
+import hashlib
 import json
 import os
 import subprocess
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 
 from vitral.config import EngineName, ExportFormat
 from vitral.errors import CheckpointError, ConfigError, InputError, VitralError
+from vitral.inference.compiled import load_or_compile
 from vitral.inference.graph import INPUT, Graph, assemble
 from vitral.inference.program import DOCUMENT, checked_program
 
@@ -65,16 +67,12 @@ class Eager(Engine):
 
 
 class Compiled(Engine):
-    """Made into machine code by torch's own compiler when first called, the weights laid out for it (freezing).
-
-    A batch of another size is compiled once more, for all sizes.
-    """
+    """Machine code that torch's own compiler made of a graph, for any number of images."""
 
     name = "compile"
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self._compiled = torch.compile(graph, options={"freezing": True})
+    def __init__(self, graph: Graph, compiled: Callable[[Tensor], Any]) -> None:
+        self.graph, self._compiled = graph, compiled
 
     @torch.inference_mode()
     def run(self, x: Tensor) -> Any:
@@ -171,8 +169,11 @@ class Program(FileEngine):
     name = "eager"
 
     def __init__(self, path: Path) -> None:
-        self._run: Callable[[Tensor], Any]
-        self.document, self._run = _load_program(path)
+        self.document, program = _load_program(path)
+        self._run = self._runner(path, program)
+
+    def _runner(self, path: Path, program: Any) -> Callable[[Tensor], Any]:
+        return program.module()
 
     @torch.inference_mode()
     def _tensors(self, x: Tensor) -> list[Tensor]:
@@ -184,9 +185,8 @@ class CompiledProgram(Program):
 
     name = "compile"
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._run = torch.compile(self._run, options={"freezing": True})
+    def _runner(self, path: Path, program: Any) -> Callable[[Tensor], Any]:
+        return load_or_compile(hashlib.sha256(path.read_bytes()).hexdigest(), lambda: program)
 
 
 FILE_ENGINES: dict[str, tuple[type[FileEngine], ...]] = {
@@ -243,7 +243,7 @@ def _load_program(path: Path) -> tuple[Document, Any]:
         warnings.simplefilter("ignore")
         extra = {DOCUMENT: ""}
         program = torch.export.load(checked, extra_files=extra)
-        return read_document(path, extra[DOCUMENT] or None), program.module()
+        return read_document(path, extra[DOCUMENT] or None), program
 
 
 @contextmanager
