@@ -37,7 +37,7 @@ def bench(
     for batch in batch_sizes:
         x = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(batch))
         names = engines or ([predictor.engine] if own else installed())
-        calls = {name: partial(_engine(predictor, name, batch), x) for name in names}
+        calls = {name: partial(_engine(predictor, name), x) for name in names}
         calls |= {name: partial(_inference(peer_of(name, predictor.model)), x) for name in compare}
         memory = {name: peak_memory(call)[1] for name, call in calls.items()}
         times = interleave({**calls, "gemm": gemm_call()}, seconds)
@@ -52,12 +52,12 @@ def installed() -> list[str]:
     return [name for name in get_args(EngineName) if all(find_spec(package) for package in PACKAGES.get(name, ()))]
 
 
-def _engine(predictor: Predictor, name: str, batch: int) -> Run:
+def _engine(predictor: Predictor, name: str) -> Run:
     if isinstance(predictor.network, FileEngine):
         if name != predictor.engine:
             raise InputError(f"an exported file is measured in its own engine, {predictor.engine}; leave {name} out.")
         return predictor.network
-    return make_engine(name, predictor.model, predictor.preprocess, batch)
+    return make_engine(name, predictor.model, predictor.preprocess)
 
 
 def _inference(run: Run) -> Run:

@@ -39,14 +39,31 @@ class Engine(ABC):
     """One way to compute a model's answers."""
 
     name: ClassVar[EngineName]
+    threads: int | None = None
+    """Threads that torch computes in while it runs; None for as many as ever."""
 
     def __call__(self, x: Tensor) -> Any:
         """As the model would be called."""
-        return self.run(x)
+        with torch_threads(self.threads):
+            return self.run(x)
 
     @abstractmethod
     def run(self, x: Tensor) -> Any:
         """Pixels (B, C, H, W) -> what the model answers with."""
+
+
+@contextmanager
+def torch_threads(number: int | None) -> Iterator[None]:
+    """Let torch compute in so many threads, and engines that are made meanwhile too."""
+    before = torch.get_num_threads()
+    if number in (None, before):
+        yield
+        return
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 # ---- torch ----
@@ -207,7 +224,7 @@ def open_exported(path: Path, engine: str | None = None) -> FileEngine:
     if not path.is_file():
         raise CheckpointError(f"{path} is not there.")
     usual, *_ = kinds = FILE_ENGINES[path.suffix]
-    if engine in (None, "auto"):
+    if engine is None:
         return usual(path)
     check_engine(str(engine))
     for kind in kinds:
