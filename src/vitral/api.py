@@ -27,6 +27,7 @@ from vitral.inference.health import QUERIES, Health
 from vitral.inference.predictor import Predictor
 from vitral.inference.quantize import quantize
 from vitral.models.backbone import Backbone
+from vitral.models.merge import merged
 from vitral.recipes import list_recipes, read_preset, read_recipe
 from vitral.reporting.html import write_report
 from vitral.reporting.pretrain import PICTURES, draw_progress, write_pretraining_report
@@ -199,6 +200,7 @@ def export(
     path: str | Path,
     format: ExportFormat | None = None,
     *,
+    merge: float = Running.merge,
     int8: bool = False,
     data: str | Path | Data | None = None,
     **options: Any,
@@ -206,8 +208,9 @@ def export(
     """Write a model of images as one file that runs without vitral, and try it out: "onnx", "openvino" or "pt2".
 
     `vitral.export("runs/digits", "digits.onnx")`; `vitral.Predictor("digits.onnx")` then answers as the run does. The
-    end of the path tells the format if it is not given. `int8` makes it smaller and, where the processor has the
-    instructions, faster: `data` are then labelled data to calibrate and judge by, and `options` fields of
+    end of the path tells the format if it is not given. `merge` puts token merging into the file
+    (`vitral.models.merge`): faster, with nearly the same answers. `int8` makes it smaller and, where the processor has
+    the instructions, faster: `data` are then labelled data to calibrate and judge by, and `options` fields of
     `vitral.config.QuantizeOptions`.
     """
     path = Path(path)
@@ -215,6 +218,8 @@ def export(
     predictor = source if isinstance(source, Predictor) else Predictor(source)
     name = Path(source).name if isinstance(source, str | Path) else type(predictor.model).__name__
     refuse_text(predictor.model)
+    if merge:
+        predictor = predictor.with_model(merged(predictor.model, merge))
     if int8 != (data is not None):
         raise ConfigError("int8 needs data to calibrate and judge by, and data are for int8: give both or neither.")
     if data is not None:

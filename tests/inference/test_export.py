@@ -77,6 +77,20 @@ def test_the_file_alone_answers_as_the_model(files, what, format):
             assert same(a.content(), b.content())
 
 
+@pytest.mark.parametrize("suffix", [".pt2", *(pytest.param(end, marks=pytest.mark.slow) for end in (".onnx", ".xml"))])
+def test_merging_goes_into_the_file(tmp_path, suffix):
+    predictor = tiny_predictor("classify")
+    made = vitral.export(predictor, tmp_path / f"m{suffix}", merge=5)
+    assert max(made.differences.values()) < 1e-5
+    again, x = Predictor(made.path), images(3, 3, 20, 24)
+    assert difference(again.logits(x), Predictor(predictor.model, merge=5).logits(x)) < 1e-4
+    assert difference(again.logits(x), predictor.logits(x)) > 1e-3
+    assert again.network.document["merge"] == 5
+    assert again.task.temperature == 1.7
+    with pytest.raises(InputError, match="token merging is for a plain ViT"):
+        vitral.export(tiny_predictor("segment"), tmp_path / "s.pt2", merge=5)
+
+
 def test_what_the_file_says_is_also_beside_it(files):
     _, made = files("classify", "onnx")
     inside, beside = engines.open_exported(made.path).document, json.loads(made.sidecar.read_text())

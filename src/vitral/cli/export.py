@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from vitral.cli.output import human, print_json
-from vitral.config import ExportFormat, QuantizeOptions
+from vitral.config import ExportFormat, QuantizeOptions, Running
 from vitral.errors import ConfigError
 
 
@@ -16,7 +16,7 @@ class Options:
     """Export a model of images, and try the file out beside the model.
 
     Examples: vitral export runs/digits --out digits.onnx; vitral export runs/digits --format openvino;
-    vitral export model.safetensors --format pt2 --out model.pt2;
+    vitral export model.safetensors --format pt2 --out model.pt2; vitral export runs/photos --merge 8;
     vitral export runs/digits --format openvino --int8 --data digits --max-drop 0.5
 
     The file takes any number of images of the size that the model is fed. Preprocessing, task and labels are in it, so
@@ -32,6 +32,9 @@ class Options:
     """ONNX, OpenVINO (.xml with .bin), or torch's own (.pt2)."""
     out: Annotated[str, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: model.* in the run)")] = ""
     """File to write; a JSON file beside it tells what is in it."""
+    merge: Annotated[float, tyro.conf.arg(metavar="R")] = Running.merge
+    """Token merging in the file, as in vitral predict: patches that each block merges into others, or below 1 the share
+    of all that is gone at the end."""
     int8: bool = False
     """Eight bits for weights and activations: smaller, and faster where the processor can."""
     data: Annotated[str, tyro.conf.arg(metavar="DATA", help_behavior_hint="")] = ""
@@ -53,8 +56,9 @@ def run(options: Options) -> None:
     if not options.int8 and options.quantize != QuantizeOptions():
         raise ConfigError("--max-drop and --calibration-images are for --int8; give it too, or leave them out.")
     made = export(
-        options.source, out, options.format, int8=options.int8, data=options.data or None, **options.quantize.to_dict()
-    )
+        options.source, out, options.format, merge=options.merge, int8=options.int8, data=options.data or None,
+        **options.quantize.to_dict(),
+    )  # fmt: skip
     if options.json:
         loss = None if made.loss is None else {**asdict(made.loss), "points": made.loss.points}
         found = {"path": str(made.path), "format": made.format, "bytes": made.bytes, "differences": made.differences}

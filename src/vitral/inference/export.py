@@ -23,6 +23,7 @@ from vitral.errors import CheckpointError, ConfigError, InputError, VitralError
 from vitral.inference.engines import FORMATS, Document, import_openvino, open_exported, require
 from vitral.inference.graph import INPUT, Graph, graph_of
 from vitral.inference.program import DOCUMENT
+from vitral.models.merge import MergingViT
 from vitral.models.seq2seq import Seq2Seq, TextDecoder, TextEncoder
 from vitral.tasks.base import Task
 
@@ -105,6 +106,7 @@ def describe(model: nn.Module, task: Task, preprocess: Preprocess, source: str) 
         "train": {} if options is None else {task.name: options.to_dict()},
         "architecture": type(model).__name__,
         "model": config.to_dict(),
+        "merge": model.amount if isinstance(model, MergingViT) else 0.0,
         "precision": "fp32",
     }
 
