@@ -201,6 +201,7 @@ def export(
     format: ExportFormat | None = None,
     *,
     merge: float = Running.merge,
+    dynamic_size: bool = False,
     int8: bool = False,
     data: str | Path | Data | None = None,
     **options: Any,
@@ -209,9 +210,9 @@ def export(
 
     `vitral.export("runs/digits", "digits.onnx")`; `vitral.Predictor("digits.onnx")` then answers as the run does. The
     end of the path tells the format if it is not given. `merge` puts token merging into the file
-    (`vitral.models.merge`): faster, with nearly the same answers. `int8` makes it smaller and, where the processor has
-    the instructions, faster: `data` are then labelled data to calibrate and judge by, and `options` fields of
-    `vitral.config.QuantizeOptions`.
+    (`vitral.models.merge`): faster, with nearly the same answers. With `dynamic_size` it takes images of any size that
+    the patch divides. `int8` makes it smaller and, where the processor has the instructions, faster: `data` are then
+    labelled data to calibrate and judge by, and `options` fields of `vitral.config.QuantizeOptions`.
     """
     path = Path(path)
     format = format_of(path, format)
@@ -223,10 +224,12 @@ def export(
     if int8 != (data is not None):
         raise ConfigError("int8 needs data to calibrate and judge by, and data are for int8: give both or neither.")
     if data is not None:
+        if dynamic_size:
+            raise ConfigError("int8 is calibrated for images of one size; leave int8 or dynamic_size out.")
         opened = data if isinstance(data, Data) else open_data(data, task=predictor.task.name)
         return quantize(predictor, opened, name, path, format, QuantizeOptions.from_dict(options))
     document = describe(predictor.model, predictor.task, predictor.preprocess, name)
-    return write_export(predictor.model, predictor.preprocess, document, path, format)
+    return write_export(predictor.model, predictor.preprocess, document, path, format, dynamic_size)
 
 
 def probe(

@@ -35,6 +35,10 @@ FORMATS: dict[str, ExportFormat] = {".onnx": "onnx", ".xml": "openvino", ".pt2":
 """Ends of the names of exported files."""
 
 
+FREE_SIDES = ("height", "width")
+"""What stands in the place of the sides where images may have any size."""
+
+
 class Engine(ABC):
     """One way to compute a model's answers."""
 
@@ -111,9 +115,15 @@ class FileEngine(Engine):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of the images it takes."""
-        C, H, W = self.document["input"]["shape"][1:]
+        """(C, H, W) of the images it takes, or where any size will do, of those that the model is fed."""
+        C, (H, W) = self.document["input"]["shape"][1], self.document["preprocess"]["img_size"]
         return C, H, W
+
+    @property
+    def multiple(self) -> tuple[int, int] | None:
+        """What H and W must be multiples of where any size will do."""
+        found = self.document["input"].get("multiple")
+        return None if found is None else (found[0], found[1])
 
     @property
     def outputs(self) -> list[str]:
@@ -122,7 +132,7 @@ class FileEngine(Engine):
 
     def run(self, x: Tensor) -> Any:
         """What the model would give."""
-        _check_shape(x, self.shape)
+        _check_shape(x, self.shape, self.multiple)
         return _assemble(self.outputs, self._tensors(x.contiguous()))
 
     @abstractmethod
@@ -245,7 +255,11 @@ def read_document(path: Path, text: str | None) -> Document:
         document = json.loads(text)
         C, H, W = document["input"]["shape"][1:]
         outputs, size = document["outputs"], document["preprocess"]["img_size"]
-        right = all(isinstance(n, int) and n > 0 for n in (C, H, W)) and list(size) == [H, W]
+        multiple = document["input"].get("multiple", [1, 1])
+        sides = list(size) if (H, W) == FREE_SIDES else [H, W]
+        right = all(isinstance(n, int) and n > 0 for n in (C, *sides, *multiple)) and list(size) == sides
+        right = right and len(multiple) == 2 and not any(n % m for n, m in zip(sides, multiple, strict=True))
+        right = right and ("multiple" in document["input"]) == ((H, W) == FREE_SIDES)
         right = right and all(isinstance(name, str) for name in outputs) and isinstance(document["labels"], list)
     except (ValueError, KeyError, TypeError, AttributeError):
         right, document = False, {}
@@ -275,12 +289,16 @@ def _reading(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path} cannot be read; it is damaged or no such file ({words}).") from error
 
 
-def _check_shape(x: Tensor, shape: tuple[int, int, int]) -> None:
-    if x.ndim != 4 or x.shape[1:] != shape or x.dtype != torch.float32:
-        raise InputError(
-            f"images must be float32 (B, {', '.join(map(str, shape))}), the size that the graph was made for, "
-            f"got {x.dtype} {tuple(x.shape)}."
-        )
+def _check_shape(x: Tensor, shape: tuple[int, int, int], multiple: tuple[int, int] | None = None) -> None:
+    if x.ndim == 4 and x.dtype == torch.float32 and x.shape[1] == shape[0]:
+        if tuple(x.shape[2:]) == shape[1:]:
+            return
+        if multiple is not None and not any(n % m for n, m in zip(x.shape[2:], multiple, strict=True)):
+            return
+    told = f"{', '.join(map(str, shape))}), the size that the graph was made for"
+    if multiple is not None:
+        told = f"{shape[0]}, H, W), H and W multiples of {multiple[0]} and {multiple[1]}"
+    raise InputError(f"images must be float32 (B, {told}, got {x.dtype} {tuple(x.shape)}.")
 
 
 def _assemble(names: tuple[str, ...] | list[str], tensors: Any) -> Any:

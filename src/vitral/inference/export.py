@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from vitral import __version__
 from vitral.config import ExportFormat, Preprocess, pair
 from vitral.errors import CheckpointError, ConfigError, InputError, VitralError
-from vitral.inference.engines import FORMATS, Document, import_openvino, open_exported, require
+from vitral.inference.engines import FORMATS, FREE_SIDES, Document, import_openvino, open_exported, require
 from vitral.inference.graph import INPUT, Graph, graph_of
 from vitral.inference.program import DOCUMENT
 from vitral.models.merge import MergingViT
@@ -32,6 +33,8 @@ EMBED = "embed"
 """What stands for the task of a model without a head."""
 BATCHES = (1, 5)
 """Sizes of the batches that a file is tried with."""
+STEPS = ((0, 0), (1, 3))
+"""How much larger than usual the images are that a file of any size is tried with, in patches."""
 TOLERANCE = 1e-4
 """Of the largest number of an output: how far a file may be from the model."""
 _ONE_FILE = 1_900_000_000
@@ -118,11 +121,14 @@ def refuse_text(model: nn.Module) -> None:
 
 
 def write_export(
-    model: nn.Module, preprocess: Preprocess, document: Document, path: Path, format: ExportFormat
-) -> Exported:
+    model: nn.Module, preprocess: Preprocess, document: Document, path: Path, format: ExportFormat,
+    free_size: bool = False,
+) -> Exported:  # fmt: skip
     """Export, run the file beside the model, and put it in its place only if the two agree."""
     refuse_text(model)
-    graph = graph_of(model.cpu(), preprocess)
+    if free_size and format == "pt2":  # its sizes would be conditions in Python, which nobody should run from a file
+        raise ConfigError("images of any size go into onnx and openvino files, got pt2; leave --dynamic-size out.")
+    graph = graph_of(model.cpu(), preprocess, free_size)
     return write_graph(graph, graph_document(graph, preprocess, document), path, format, _WRITERS[format])
 
 
@@ -130,7 +136,9 @@ def graph_document(graph: Graph, preprocess: Preprocess, document: Document) -> 
     """The document with what it takes and gives."""
     p, size = preprocess, pair(preprocess.img_size)
     about = f"RGB or grey values / 255, minus {list(p.mean)}, divided by {list(p.std)}, for each channel"
-    shape = {"name": INPUT, "shape": ["batch", graph.shape[0], *size], "type": "float32", "values": about}
+    free = {} if graph.multiple is None else {"multiple": list(graph.multiple)}
+    sides = FREE_SIDES if free else size
+    shape = {"name": INPUT, "shape": ["batch", graph.shape[0], *sides], **free, "type": "float32", "values": about}
     return {**document, "input": shape, "outputs": list(graph.outputs)}
 
 
@@ -175,15 +183,18 @@ def put_in_place(made: Path, path: Path, document: Document, differences: dict[i
 
 
 def compare(graph: Graph, path: Path, batches: tuple[int, ...] = BATCHES) -> dict[int, float]:
-    """How far a file is from the model: for batches of each size, as a share of each output's largest number."""
+    """How far a file is from the model: for batches of each size, as a share of each output's largest number.
+
+    Where images may have any size, the larger of the differences at two.
+    """
     engine = open_exported(path)
-    found = {}
-    for batch in batches:
-        x = graph.example(batch, seed=batch)
+    found = dict.fromkeys(batches, 0.0)
+    for batch, steps in product(batches, STEPS if graph.multiple else STEPS[:1]):
+        x = graph.example(batch, batch, steps)
         with torch.inference_mode():
             wanted = graph(x)
         given = engine._tensors(x)
-        found[batch] = max(_difference(a, b) for a, b in zip(given, wanted, strict=True))
+        found[batch] = max(found[batch], *(_difference(a, b) for a, b in zip(given, wanted, strict=True)))
     return found
 
 
@@ -198,9 +209,11 @@ def _difference(a: Tensor, b: Tensor) -> float:
 
 def trace(graph: Graph) -> Any:
     """The graph as torch records it, for any number of images; nothing in it tells where it was made."""
-    batch = torch.export.Dim("batch")
+    free: dict[int, Any] = {0: torch.export.Dim("batch")}
+    for axis, m in enumerate(graph.multiple or (), start=2):
+        free[axis] = torch.export.Dim.DYNAMIC if m == 1 else m * torch.export.Dim(f"cells_{axis}")
     with torch.no_grad():
-        program = torch.export.export(graph, (graph.example(),), dynamic_shapes=({0: batch},), strict=False)
+        program = torch.export.export(graph, (graph.example(),), dynamic_shapes=(free,), strict=False)
     for node in program.graph.nodes:
         for about in ("stack_trace", "nn_module_stack", "torch_fn", "source_fn_stack", "from_node", "custom"):
             node.meta.pop(about, None)
@@ -215,7 +228,7 @@ def write_onnx(graph: Graph, document: Document, path: Path) -> None:
         dynamo=True,
         input_names=[INPUT],
         output_names=list(graph.outputs),
-        dynamic_shapes=({0: "batch"},),
+        dynamic_shapes=({0: "batch"} if graph.multiple is None else {0: "batch", 2: "height", 3: "width"},),
         verbose=False,
     )
     assert made is not None
@@ -236,7 +249,7 @@ def convert_openvino(graph: Graph) -> Any:
     openvino = import_openvino("export to OpenVINO")
     with quiet():
         model = openvino.convert_model(trace(graph))
-    model.reshape([-1, *graph.shape])
+    model.reshape([-1, *graph.shape] if graph.multiple is None else [-1, graph.shape[0], -1, -1])
     model.inputs[0].get_tensor().set_names({INPUT})
     for output, name in zip(model.outputs, graph.outputs, strict=True):
         output.get_tensor().set_names({name})
