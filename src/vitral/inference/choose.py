@@ -4,7 +4,7 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -154,8 +154,10 @@ def _fastest(
             made.threads = way.threads if way.threads != threads else None
         return engines[way.engine, way.threads]
 
-    def measure(ways: Iterable[Way]) -> dict[Way, float]:
-        """Seconds for an image."""
+    found: dict[Way, float] = {}
+
+    def best(*ways: Way) -> Way:
+        """The one that takes the least time for an image, all of them measured in turn."""
         calls = {}
         for way in ways:
             try:
@@ -163,20 +165,19 @@ def _fastest(
             except Exception as error:  # an exporter or a full disk may raise anything
                 print(f"vitral: {way.engine} is left out: {error}", file=sys.stderr)
         times = interleave(calls, SECONDS, warmup=1, rounds=3)
-        return {way: statistics.median(t) / way.batch_size for way, t in times.items()}
+        seconds = {way: statistics.median(t) / way.batch_size for way, t in times.items()}
+        found.update(seconds)
+        return min(seconds, key=seconds.__getitem__)
 
     way = _recall(key)
     if way is None or way.engine not in names:
-        found = measure(Way(name, threads, batch_size or BATCH_SIZES[1]) for name in names)
-        way = min(found, key=found.__getitem__)
+        way = best(*(Way(name, threads, batch_size or BATCH_SIZES[1]) for name in names))
         if batch_size is None:
-            found |= measure(replace(way, batch_size=size) for size in BATCH_SIZES)
-            way = min(found, key=found.__getitem__)
+            way = best(*(replace(way, batch_size=size) for size in BATCH_SIZES))
         if threads > 1 and found[way] * way.batch_size < SMALL:
-            found |= measure(replace(way, threads=number) for number in (1, threads))
-            way = min(found, key=found.__getitem__)
+            way = best(way, replace(way, threads=1))
         _remember(key, way)
-        told = "; ".join(f"{way}: {1000 * t:.3g} ms" for way, t in sorted(found.items(), key=lambda item: item[1]))
+        told = "; ".join(f"{each}: {1000 * t:.3g} ms" for each, t in sorted(found.items(), key=lambda item: item[1]))
         print(f"vitral: the fastest here is {way} ({told} an image; remembered)", file=sys.stderr)
     return engine(way), way.batch_size
 
@@ -197,7 +198,8 @@ def read_choices() -> dict[str, Any]:
 def _recall(key: str) -> Way | None:
     try:
         way = Way(**read_choices()[key])
-        right = way.engine in get_args(EngineName) and all(n > 0 for n in (way.threads, way.batch_size))
+        right = way.engine in get_args(EngineName) and way.batch_size in range(1, 2**31)
+        right = right and way.threads in range(1, torch.get_num_threads() + 1)
     except (KeyError, TypeError):
         return None
     return way if right else None
