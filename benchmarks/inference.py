@@ -52,7 +52,7 @@ def rivals(model: Any, engines: list[str], int8: bool, merge: float) -> dict[str
     if "openvino" in engines:
         found["timm openvino"] = openvino_call(theirs, int8=False)
     for name in engines:
-        found[f"vitral {name}"] = make_engine(name, model, p, 1)
+        found[f"vitral {name}"] = make_engine(name, model, p)
     if int8:
         found |= {"timm int8": openvino_call(theirs, int8=True), "vitral int8": openvino_call(ours, int8=True)}
     if int8 and merge:

@@ -27,6 +27,7 @@ from vitral.inference.health import QUERIES, Health
 from vitral.inference.predictor import Predictor
 from vitral.inference.quantize import quantize
 from vitral.models.backbone import Backbone
+from vitral.models.merge import merged
 from vitral.recipes import list_recipes, read_preset, read_recipe
 from vitral.reporting.html import write_report
 from vitral.reporting.pretrain import PICTURES, draw_progress, write_pretraining_report
@@ -199,6 +200,8 @@ def export(
     path: str | Path,
     format: ExportFormat | None = None,
     *,
+    merge: float = Running.merge,
+    dynamic_size: bool = False,
     int8: bool = False,
     data: str | Path | Data | None = None,
     **options: Any,
@@ -206,9 +209,10 @@ def export(
     """Write a model as one file that runs without vitral, and try it out: "onnx", "openvino" or "pt2".
 
     `vitral.export("runs/digits", "digits.onnx")`; `vitral.Predictor("digits.onnx")` then answers as the run does. The
-    end of the path tells the format if it is not given. `int8` makes it smaller and, where the processor has the
-    instructions, faster: `data` are then labelled data to calibrate and judge by, and `options` fields of
-    `vitral.config.QuantizeOptions`.
+    end of the path tells the format if it is not given. `merge` puts token merging into the file
+    (`vitral.models.merge`): faster, with nearly the same answers. With `dynamic_size` it takes images of any size that
+    the patch divides. `int8` makes it smaller and, where the processor has the instructions, faster: `data` are then
+    labelled data to calibrate and judge by, and `options` fields of `vitral.config.QuantizeOptions`.
     """
     path = Path(path)
     format = format_of(path, format)
@@ -216,14 +220,18 @@ def export(
     name = Path(source).name if isinstance(source, str | Path) else type(predictor.model).__name__
     if int8 and is_of_text(predictor.model):
         raise ConfigError("int8 is for models of images, and this one reads or writes text; leave int8 out.")
+    if merge:
+        predictor = predictor.with_model(merged(predictor.model, merge))
     if int8 != (data is not None):
         raise ConfigError("int8 needs data to calibrate and judge by, and data are for int8: give both or neither.")
     if data is not None:
+        if dynamic_size:
+            raise ConfigError("int8 is calibrated for images of one size; leave int8 or dynamic_size out.")
         opened = data if isinstance(data, Data) else open_data(data, task=predictor.task.name)
         return quantize(predictor, opened, name, path, format, QuantizeOptions.from_dict(options))
     document = describe(predictor.model, predictor.task, predictor.inputs, name)
     preprocess = predictor.preprocess if predictor.inputs.what == "image" else None
-    return write_export(predictor.model, preprocess, document, path, format)
+    return write_export(predictor.model, preprocess, document, path, format, dynamic_size)
 
 
 def probe(

@@ -883,14 +883,16 @@ class Writing(Options):
 
 TOP_K = 5
 """Labels of an answer, where classes are told apart: for library, command line and server."""
+BATCH_SIZE = 32
+"""Images or texts at once, where nobody says otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Running(Options):
     """How a trained model is run."""
 
-    batch_size: int = 32
-    """Images or texts at once."""
+    batch_size: int | None = None
+    """Images or texts at once: 32 unless told otherwise, or what `--engine auto` finds to be the fastest."""
     workers: int = 2
     """Threads that read and decode images while the model computes; 0 reads each batch before it is looked at."""
     merge: float = 0.0
@@ -902,7 +904,7 @@ class Running(Options):
 
     def __post_init__(self) -> None:
         self._check_choices()
-        self._check_numbers(["batch_size"], 1, whole=True)
+        self._check_numbers(["batch_size"] * (self.batch_size is not None), 1, whole=True)
         self._check_numbers(["workers"], 0, whole=True)
         self._check_numbers(["merge"], 0)
         if self.merge >= 1 and self.merge != int(self.merge):

@@ -47,10 +47,21 @@ def test_a_table_for_every_engine_and_batch(capsys):
     json.dumps(found)
 
 
+def test_merging_is_a_row_of_its_own(capsys):
+    args = ["bench", "vit_nano_patch2_8", "--engines", "eager", "--batch-sizes", "2", "--seconds", "0", "--json"]
+    assert main([*args, "--merge", "0,3"]) == 0
+    exact, merging = json.loads(capsys.readouterr().out)["rows"]
+    assert (exact["merge"], merging["merge"]) == (0, 3)
+    share = [row["share_of_gemm_rate"] * row["median_ms"] * row["gemm_gmacs_per_second"] for row in (exact, merging)]
+    assert share[1] < share[0]  # its multiply-adds are fewer
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (["--batch-sizes", "one"], "--batch-sizes takes whole numbers, got 'one'"),
+        (["--merge", "some"], "--merge takes numbers, got 'some'"),
+        (["--merge", "2.5"], "merge must be a whole number from 1 on, or a share of all below 1, got 2.5"),
         (["--batch-sizes", "0"], "batch sizes must be at least 1, got 0"),
         (["--engines", "tpu"], "engine must be one of eager, compile, onnxruntime, openvino, got 'tpu'"),
         (["--engines", "eager", "--compare", "keras"], "compares with timm and transformers, got 'keras'"),

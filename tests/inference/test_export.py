@@ -4,6 +4,7 @@ import json
 import pickle
 import shutil
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,64 @@ def test_the_file_alone_answers_as_the_model(files, what, format):
     else:
         for a, b in zip(again.predict(pictures()), predictor.predict(pictures()), strict=True):
             assert same(a.content(), b.content())
+
+
+FREE = [("classify", ".xml"), ("sinusoids", ".onnx"), ("segment", ".onnx"), ("detect", ".onnx"), ("cnn", ".onnx")]
+
+
+@pytest.mark.parametrize(
+    ("what", "suffix"), [("classify", ".onnx"), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in FREE)]
+)
+def test_a_file_may_take_images_of_any_size(tmp_path, what, suffix):
+    predictor = tiny_predictor(what)
+    made = vitral.export(predictor, tmp_path / f"m{suffix}", dynamic_size=True)
+    assert max(made.differences.values()) < 1e-5
+    again = Predictor(made.path)
+    smallest = (12, 9) if what == "cnn" else (4, 8)
+    for size in [(20, 24), (16, 16), (12, 40), smallest]:  # as it is fed, as its table is, larger and smaller
+        x = images(3, 3, *size)
+        wanted, given = predictor.logits(x), again.logits(x)
+        if what == "detect":
+            assert difference(given.boxes, wanted.boxes) < 1e-4
+            wanted, given = wanted.logits, given.logits
+        assert difference(given, wanted) < 1e-4
+    assert json.loads(made.sidecar.read_text())["input"]["shape"] == ["batch", 3, "height", "width"]
+    if what != "cnn":
+        with pytest.raises(InputError, match=r"\(B, 3, H, W\), H and W multiples of 4 and 4, got .* \(1, 3, 20, 22\)"):
+            again.logits(images(1, 3, 20, 22))
+    again.preprocess = replace(again.preprocess, img_size=(28, 12))
+    predictor.preprocess = again.preprocess
+    a, b = (p.predict(pictures(1))[0].content() for p in (again, predictor))
+    assert same(a, b)
+
+
+@pytest.mark.parametrize(
+    ("what", "name", "options", "why"),
+    [
+        ("swin", "m.onnx", {}, "this SwinTransformer cannot be exported for images of any size"),
+        ("classify", "m.onnx", {"merge": 3}, "this MergingViT cannot be exported for images of any size"),
+        ("classify", "m.pt2", {}, "any size go into onnx and openvino files, got pt2"),
+        ("classify", "m.onnx", {"int8": True, "data": "digits"}, "int8 is calibrated for images of one size"),
+    ],
+)
+def test_what_fixes_the_size_is_refused(tmp_path, what, name, options, why):
+    with pytest.raises(VitralError, match=why):
+        vitral.export(tiny_predictor(what), tmp_path / name, dynamic_size=True, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("suffix", [".pt2", *(pytest.param(end, marks=pytest.mark.slow) for end in (".onnx", ".xml"))])
+def test_merging_goes_into_the_file(tmp_path, suffix):
+    predictor = tiny_predictor("classify")
+    made = vitral.export(predictor, tmp_path / f"m{suffix}", merge=5)
+    assert max(made.differences.values()) < 1e-5
+    again, x = Predictor(made.path), images(3, 3, 20, 24)
+    assert difference(again.logits(x), Predictor(predictor.model, merge=5).logits(x)) < 1e-4
+    assert difference(again.logits(x), predictor.logits(x)) > 1e-3
+    assert again.network.document["merge"] == 5
+    assert again.task.temperature == 1.7
+    with pytest.raises(InputError, match="token merging is for a plain ViT"):
+        vitral.export(tiny_predictor("segment"), tmp_path / "s.pt2", merge=5)
 
 
 def test_what_the_file_says_is_also_beside_it(files):
@@ -179,6 +238,16 @@ def test_an_onnx_file_of_others_is_refused(tmp_path):
         Predictor(tmp_path / "m.onnx")
 
 
+def free_document(*sides, **more):
+    about = {"input": {"shape": ["b", 3, *sides], **more}, "outputs": ["y"], "preprocess": {"img_size": [8, 8]}}
+    return json.dumps({**about, "labels": []})
+
+
+def test_sizes_that_are_free_may_be_said():
+    engines.read_document(Path("m.onnx"), free_document("height", "width", multiple=[8, 4]))
+    engines.read_document(Path("m.onnx"), free_document(8, 8))
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -187,6 +256,12 @@ def test_an_onnx_file_of_others_is_refused(tmp_path):
         '{"outputs": 3}',
         '{"input": {"shape": ["batch", 3, 8, 8]}, "outputs": [], "preprocess": {}}',
         '{"input": {"shape": ["b", 3, 8, 8]}, "outputs": ["y"], "preprocess": {"img_size": [9, 8]}, "labels": []}',
+        free_document("height", "width"),
+        free_document("height", "width", multiple=[16, 0]),
+        free_document("height", "width", multiple=[5, 8]),
+        free_document("height", "width", multiple=[8]),
+        free_document(8, 8, multiple=[8, 8]),
+        free_document("height", 8, multiple=[8, 8]),
     ],
 )
 def test_broken_metadata_are_one_sentence(text):

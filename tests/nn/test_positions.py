@@ -9,6 +9,7 @@ from helpers import difference, images
 from vitral.config import PositionResize
 from vitral.errors import ConfigError, InputError
 from vitral.nn.positions import (
+    FreePositions,
     GridCache,
     LearnedPositions,
     NoPositions,
@@ -166,6 +167,24 @@ def test_bicubic_resize_is_its_definition(new, antialias):
     rows = [literal_resize(row, new[1], antialias) for row in table.view(7, 5).tolist()]
     columns = [literal_resize(list(column), new[0], antialias) for column in zip(*rows, strict=True)]
     torch.testing.assert_close(ours, torch.tensor(columns, dtype=torch.float64).T, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "resize",
+    [
+        *(PositionResize(mode=mode, antialias=antialias, offset=offset) for mode in ("bicubic", "bilinear")
+          for antialias in (True, False) for offset in (0.0, 0.1)),
+        *(PositionResize(mode=mode, antialias=False) for mode in ("bicubic_corners", "bilinear_corners")),
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("old", [(5, 7), (14, 3), (1, 2)])
+def test_positions_of_a_free_grid_are_those_of_the_kernels(resize, old):
+    learned = LearnedPositions(old, prefix=3, rows=2, resize=resize)
+    table = images(1, 2 + old[0] * old[1], 6)
+    for new in [(5, 7), (5, 9), (2, 3), (1, 1), (14, 3), (23, 2), (37, 41)]:
+        wanted = learned(new, table, table)
+        assert difference(FreePositions(learned)(new, table, table), wanted) < 1e-5
 
 
 def test_sinusoids_of_a_width_that_does_not_fit_are_errors():

@@ -1,12 +1,14 @@
 """`vitral bench`: how fast a model is here, by engine and batch size, beside other libraries if asked."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import tyro
 
 from vitral.cli.output import human, print_json, print_table
 from vitral.errors import ConfigError
+
+N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True)
@@ -14,7 +16,7 @@ class Options:
     """Measure a model in every engine that is installed, in turn, in one process.
 
     Examples: vitral bench runs/digits; vitral bench vit_small_patch16_224 --compare timm,transformers;
-    vitral bench model.onnx --batch-sizes 1,8,32 --json
+    vitral bench model.onnx --batch-sizes 1,8,32 --json; vitral bench runs/photos --merge 0,8,16
 
     Figures of one run can be compared with each other; those of two runs only as far as the machine was the same.
     """
@@ -25,6 +27,8 @@ class Options:
     """Engines: eager, compile, onnxruntime, openvino. The first is what ratios refer to."""
     batch_sizes: Annotated[str, tyro.conf.arg(metavar="N,M")] = "1,8"
     """Images at once."""
+    merge: Annotated[str, tyro.conf.arg(metavar="R,S")] = "0"
+    """Token merging, as in vitral predict: every engine is measured with each amount; 0 is exact."""
     compare: Annotated[str, tyro.conf.arg(metavar="A,B", help_behavior_hint="")] = ""
     """Also the same weights in other libraries: timm, transformers."""
     seconds: Annotated[float, tyro.conf.arg(metavar="S")] = 5.0
@@ -39,12 +43,10 @@ def run(options: Options) -> None:
     from vitral.inference.predictor import Predictor
     from vitral.models.zoo import MODELS, create_model
 
-    try:
-        batches = [int(word) for word in words(options.batch_sizes)]
-    except ValueError:
-        raise ConfigError(f"--batch-sizes takes whole numbers, got {options.batch_sizes!r}.") from None
+    batches = numbers(options.batch_sizes, int, "--batch-sizes takes whole numbers")
+    merges = numbers(options.merge, float, "--merge takes numbers")
     source = create_model(options.source, seed=0) if options.source in MODELS else options.source
-    found = bench(Predictor(source), words(options.engines), batches, words(options.compare), options.seconds)
+    found = bench(Predictor(source), words(options.engines), batches, words(options.compare), options.seconds, merges)
     if options.json:
         print_json({"source": options.source, **found})
         return
@@ -52,11 +54,12 @@ def run(options: Options) -> None:
     cost = f", {found['macs'] / 1e9:.3g} G multiply-adds" if found["macs"] else ""
     print_table(
         f"{options.source}: images of {side}{cost}; {about['threads']} threads, {about['processor']}",
-        ["engine", "batch", "median ms", "p95 ms", "images/s", "ratio", "peak memory", "of GEMM rate"],
+        ["engine", "batch", "merge", "median ms", "p95 ms", "images/s", "ratio", "peak memory", "of GEMM rate"],
         [
             [
                 row["engine"],
                 str(row["batch_size"]),
+                f"{row['merge']:g}",
                 f"{row['median_ms']:.3g}",
                 f"{row['p95_ms']:.3g}",
                 f"{row['images_per_second']:.4g}",
@@ -68,6 +71,14 @@ def run(options: Options) -> None:
         ],
         note="ratio: to the first of each batch size; peak memory: how far the process grew in its first call",
     )
+
+
+def numbers(text: str, kind: type[N], rule: str) -> list[N]:
+    """The numbers between commas."""
+    try:
+        return [kind(word) for word in words(text)]
+    except ValueError:
+        raise ConfigError(f"{rule}, got {text!r}.") from None
 
 
 def words(text: str) -> list[str]:

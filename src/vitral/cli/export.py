@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from vitral.cli.output import human, print_json
-from vitral.config import ExportFormat, QuantizeOptions
+from vitral.config import ExportFormat, QuantizeOptions, Running
 from vitral.errors import ConfigError
 
 
@@ -16,11 +16,12 @@ class Options:
     """Export a model, and try the file out beside the model.
 
     Examples: vitral export runs/digits --out digits.onnx; vitral export runs/digits --format openvino;
-    vitral export model.safetensors --format pt2 --out model.pt2;
+    vitral export model.safetensors --format pt2 --out model.pt2; vitral export runs/photos --merge 8;
+    vitral export runs/photos --dynamic-size;
     vitral export runs/digits --format openvino --int8 --data digits --max-drop 0.5
 
-    The file takes any number of images of the size that the model is fed, or of texts. Preprocessing, tokenizers, task
-    and labels are in it, so vitral predict digits.onnx image.png needs no more.
+    The file takes any number of images of the size that the model is fed, or with --dynamic-size of any, or of texts.
+    Preprocessing, tokenizers, task and labels are in it, so vitral predict digits.onnx image.png needs no more.
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]
@@ -32,6 +33,12 @@ class Options:
     """ONNX, OpenVINO (.xml with .bin), or torch's own (.pt2)."""
     out: Annotated[str, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: model.* in the run)")] = ""
     """File to write; a JSON file beside it tells what is in it."""
+    merge: Annotated[float, tyro.conf.arg(metavar="R")] = Running.merge
+    """Token merging in the file, as in vitral predict: patches that each block merges into others, or below 1 the share
+    of all that is gone at the end."""
+    dynamic_size: bool = False
+    """Let the file take images of any size that the patch divides: positions are resized in it. For ViTs, ResNets, and
+    segmenters and detectors on them."""
     int8: bool = False
     """Eight bits for weights and activations: smaller, and faster where the processor can."""
     data: Annotated[str, tyro.conf.arg(metavar="DATA", help_behavior_hint="")] = ""
@@ -53,8 +60,9 @@ def run(options: Options) -> None:
     if not options.int8 and options.quantize != QuantizeOptions():
         raise ConfigError("--max-drop and --calibration-images are for --int8; give it too, or leave them out.")
     made = export(
-        options.source, out, options.format, int8=options.int8, data=options.data or None, **options.quantize.to_dict()
-    )
+        options.source, out, options.format, merge=options.merge, dynamic_size=options.dynamic_size,
+        int8=options.int8, data=options.data or None, **options.quantize.to_dict(),
+    )  # fmt: skip
     if options.json:
         loss = None if made.loss is None else {**asdict(made.loss), "points": made.loss.points}
         found = {"path": str(made.path), "format": made.format, "bytes": made.bytes, "differences": made.differences}

@@ -6,7 +6,7 @@ import json as json_module
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,6 +26,7 @@ class Options:
 
     Examples: vitral predict runs/digits photo.png; vitral predict runs/photos folder/ --csv > answers.csv;
     find . -name "*.jpg" | vitral predict runs/photos -; vitral predict runs/scenes folder/ --out pictures/;
+    vitral predict runs/photos folder/ --engine auto; vitral predict photos.onnx photo.png;
     vitral predict runs/numbers-en-it "twenty-one" --beam 5 --n-best 3; vitral predict runs/translator sentences.txt;
     vitral predict runs/author --prompt "Once upon a time" --sample --temperature 0.8
     """
@@ -128,6 +129,10 @@ def write_pictures(answers: "Iterator[Answer]", folder: Path, predictor: "Predic
     predictor.task.write(folder, seen)
 
 
+def _is_one_file(paths: tuple[str, ...]) -> bool:
+    return len(paths) == 1 and os.path.isfile(paths[0])
+
+
 def run(options: Options) -> None:
     """Print the answers as they come."""
     from rich.console import Console
@@ -136,7 +141,10 @@ def run(options: Options) -> None:
     from vitral.inference.predictor import Predictor
 
     writing = options.writing if options.writing != Writing() else None
-    predictor = Predictor(options.source, slide=options.slide, writing=writing, **options.running.to_dict())
+    running = options.running
+    if running.engine == "auto" and running.batch_size is None and _is_one_file(options.paths):
+        running = replace(running, batch_size=1)  # there is no more to fill a batch with
+    predictor = Predictor(options.source, slide=options.slide, writing=writing, **running.to_dict())
     what = predictor.inputs.what
     if what == "image" and options.prompt is not None:
         raise InputError("this model reads images; --prompt is for those that read text.")

@@ -3,16 +3,43 @@
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from vitral.errors import VitralError
+
+CACHE_BYTES = 2**32
+"""What models of one kind, exported or compiled, may hold; beyond it, those not used for longest are removed."""
+
 
 def cache_folder(what: str) -> Path:
     """Where things of one kind are kept."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "vitral" / what
+
+
+def private_folder(what: str) -> Path:
+    """Such a place, for things that are run as code: made now if need be, and refused if others may write to it."""
+    folder = cache_folder(what)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        about = folder.lstat()
+    except OSError as error:
+        raise VitralError(
+            f"{folder} cannot be made ({error.strerror}); set XDG_CACHE_HOME to another place."
+        ) from error
+    mine = not hasattr(os, "getuid") or about.st_uid == os.getuid()
+    if not mine or not stat.S_ISDIR(about.st_mode) or about.st_mode & 0o022:
+        raise VitralError(f"{folder} can be written by others, and what lies in it is run; remove it, or chmod 700.")
+    return folder
+
+
+def key_of(about: object) -> str:
+    """A short name for whatever plain values tell one thing in the cache from another."""
+    return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]
 
 
 def digest(tensors: Iterable[Tensor]) -> str:
@@ -39,7 +66,7 @@ def keep_newest(files: Iterable[Path], limit: int, always: Path) -> None:
     """Remove the files that were not used for longest beyond so many bytes; one is always kept."""
     found = [(file.stat(), file) for file in files if file.exists()]
     total = 0
-    for stat, each in sorted(found, key=lambda pair: pair[0].st_mtime_ns, reverse=True):
-        total += stat.st_size
+    for about, each in sorted(found, key=lambda pair: pair[0].st_mtime_ns, reverse=True):
+        total += about.st_size
         if total > limit and each.name.split(".")[0] != always.name.split(".")[0]:  # weights may lie beside it
             each.unlink(missing_ok=True)

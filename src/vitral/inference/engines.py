@@ -4,6 +4,7 @@
 torch are imported when an engine of theirs is made.
 """
 
+import hashlib
 import json
 import os
 import subprocess
@@ -24,7 +25,8 @@ from torch import Tensor, nn
 
 from vitral.config import EngineName, ExportFormat
 from vitral.errors import CheckpointError, ConfigError, InputError, VitralError
-from vitral.inference.graph import DECODER, WHOLE, Graph, Parts, assemble
+from vitral.inference.compiled import load_or_compile
+from vitral.inference.graph import DECODER, FREE_SIDES, WHOLE, Graph, Parts, assemble
 from vitral.inference.program import DOCUMENT, checked_program, part_of
 from vitral.models.seq2seq import check_tokens
 
@@ -38,14 +40,31 @@ class Engine(ABC):
     """One way to compute a model's answers."""
 
     name: ClassVar[EngineName]
+    threads: int | None = None
+    """Threads that torch computes in while it runs; None for as many as ever."""
 
     def __call__(self, x: Tensor) -> Any:
         """As the model would be called."""
-        return self.run(x)
+        with torch_threads(self.threads):
+            return self.run(x)
 
     @abstractmethod
     def run(self, x: Tensor) -> Any:
         """Pixels (B, C, H, W) -> what the model answers with."""
+
+
+@contextmanager
+def torch_threads(number: int | None) -> Iterator[None]:
+    """Let torch compute in so many threads, and engines that are made meanwhile too."""
+    before = torch.get_num_threads()
+    if number in (None, before):
+        yield
+        return
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 # ---- torch ----
@@ -66,16 +85,12 @@ class Eager(Engine):
 
 
 class Compiled(Engine):
-    """Made into machine code by torch's own compiler when first called, the weights laid out for it (freezing).
-
-    A batch of another size is compiled once more, for all sizes.
-    """
+    """Machine code that torch's own compiler made of a graph, for any number of images."""
 
     name = "compile"
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self._compiled = torch.compile(graph, options={"freezing": True})
+    def __init__(self, graph: Graph, compiled: Callable[[Tensor], Any]) -> None:
+        self.graph, self._compiled = graph, compiled
 
     @torch.inference_mode()
     def run(self, x: Tensor) -> Any:
@@ -97,9 +112,15 @@ class FileEngine(Engine):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of the images it takes, if it takes images."""
-        C, H, W = self.document["input"]["shape"][1:]
+        """(C, H, W) of the images it takes, or where any size will do, of those that the model is fed."""
+        C, (H, W) = self.document["input"]["shape"][1], self.document["preprocess"]["img_size"]
         return C, H, W
+
+    @property
+    def multiple(self) -> tuple[int, int] | None:
+        """What H and W must be multiples of where any size will do."""
+        found = self.document["input"].get("multiple")
+        return None if found is None else (found[0], found[1])
 
     @property
     def outputs(self) -> list[str]:
@@ -121,7 +142,7 @@ class FileEngine(Engine):
         if self.document["preprocess"] is None:
             check_tokens(x, None, about["vocabulary"], about["max_length"], what="source")
         else:
-            _check_shape(x, self.shape)
+            _check_shape(x, self.shape, self.multiple)
         return x
 
     def run_part(self, part: str, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -220,13 +241,17 @@ class Program(FileEngine):
     name = "eager"
 
     def __init__(self, path: Path) -> None:
-        self._run: dict[str, Callable[..., Any]]
-        self.document, module = _load_program(path)
+        self.document, program = _load_program(path)
         with _reading(path):
-            self._run = {
-                name: module if len(self.parts) == 1 else part_of(module, inputs, map(self.outputs.index, outputs))
-                for name, (inputs, outputs) in self.parts.items()
-            }
+            self._run = self._runners(path, program)
+
+    def _runners(self, path: Path, program: Any) -> dict[str, Callable[..., Any]]:
+        """What computes each part."""
+        module = program.module()
+        return {
+            name: module if len(self.parts) == 1 else part_of(module, inputs, map(self.outputs.index, outputs))
+            for name, (inputs, outputs) in self.parts.items()
+        }
 
     @torch.inference_mode()
     def _tensors(self, part: str, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -238,9 +263,11 @@ class CompiledProgram(Program):
 
     name = "compile"
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._run = {name: torch.compile(run, options={"freezing": True}) for name, run in self._run.items()}
+    def _runners(self, path: Path, program: Any) -> dict[str, Callable[..., Any]]:
+        if "parts" in self.document:
+            raise ConfigError("a file that writes text is not compiled; leave --engine out.")
+        run = load_or_compile(hashlib.sha256(path.read_bytes()).hexdigest(), lambda: program)
+        return dict.fromkeys(self.parts, run)
 
 
 FILE_ENGINES: dict[str, tuple[type[FileEngine], ...]] = {
@@ -261,7 +288,7 @@ def open_exported(path: Path, engine: str | None = None) -> FileEngine:
     if not path.is_file():
         raise CheckpointError(f"{path} is not there.")
     usual, *_ = kinds = FILE_ENGINES[path.suffix]
-    if engine in (None, "auto"):
+    if engine is None:
         return usual(path)
     check_engine(str(engine))
     for kind in kinds:
@@ -294,8 +321,10 @@ def _is_whole(document: Document) -> bool:
     if preprocess is None:
         sizes, right = [about["vocabulary"], about["max_length"], document["source_length"]], True
     else:
-        sizes = about["shape"][1:]
-        right = len(sizes) == 3 and list(preprocess["img_size"]) == sizes[1:]
+        (C, *sides), size, multiple = about["shape"][1:], list(preprocess["img_size"]), about.get("multiple", [1, 1])
+        free = tuple(sides) == FREE_SIDES
+        sizes, right = [C, *size, *multiple], len(size) == len(multiple) == 2 and free == ("multiple" in about)
+        right = right and (free or size == sides) and all(m and n % m == 0 for n, m in zip(size, multiple, strict=True))
     if "parts" in document:
         decoder = document["parts"][DECODER]
         blocks, heads, d = decoder["keys"]
@@ -330,7 +359,7 @@ def _load_program(path: Path) -> tuple[Document, Any]:
         warnings.simplefilter("ignore")
         extra = {DOCUMENT: ""}
         program = torch.export.load(checked, extra_files=extra)
-        return read_document(path, extra[DOCUMENT] or None), program.module()
+        return read_document(path, extra[DOCUMENT] or None), program
 
 
 @contextmanager
@@ -345,12 +374,16 @@ def _reading(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path} cannot be read; it is damaged or no such file ({words}).") from error
 
 
-def _check_shape(x: Tensor, shape: tuple[int, int, int]) -> None:
-    if x.ndim != 4 or x.shape[1:] != shape or x.dtype != torch.float32:
-        raise InputError(
-            f"images must be float32 (B, {', '.join(map(str, shape))}), the size that the graph was made for, "
-            f"got {x.dtype} {tuple(x.shape)}."
-        )
+def _check_shape(x: Tensor, shape: tuple[int, int, int], multiple: tuple[int, int] | None = None) -> None:
+    if x.ndim == 4 and x.dtype == torch.float32 and x.shape[1] == shape[0]:
+        if tuple(x.shape[2:]) == shape[1:]:
+            return
+        if multiple is not None and not any(n % m for n, m in zip(x.shape[2:], multiple, strict=True)):
+            return
+    told = f"{', '.join(map(str, shape))}), the size that the graph was made for"
+    if multiple is not None:
+        told = f"{shape[0]}, H, W), H and W multiples of {multiple[0]} and {multiple[1]}"
+    raise InputError(f"images must be float32 (B, {told}, got {x.dtype} {tuple(x.shape)}.")
 
 
 def _assemble(names: tuple[str, ...] | list[str], tensors: Any) -> Any:

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,9 +24,10 @@ from vitral.config import ExportFormat, Preprocess, pair
 from vitral.data.inputs import ImageInputs, Inputs, TextInputs
 from vitral.errors import CheckpointError, ConfigError, InputError, VitralError
 from vitral.inference.engines import FORMATS, Document, import_openvino, open_exported, require
-from vitral.inference.graph import DECODER, INPUT, Graph, graph_of, output_names
+from vitral.inference.graph import DECODER, FREE_SIDES, INPUT, Graph, graph_of, output_names
 from vitral.inference.program import DOCUMENT
 from vitral.inference.text import TextGraph, keys_shape, text_graph_of
+from vitral.models.merge import MergingViT
 from vitral.models.seq2seq import DecoderModel, Seq2Seq, TextEncoder
 from vitral.tasks.base import Task
 from vitral.tasks.write import Write, Writes
@@ -35,6 +37,8 @@ EMBED = "embed"
 """What stands for the task of a model without a head."""
 BATCHES = (1, 5)
 """Sizes of the batches that a file is tried with."""
+STEPS = ((0, 0), (1, 3))
+"""How much larger than usual the images are that a file of any size is tried with, in patches."""
 TOLERANCE = 1e-4
 """Of the largest number of an output: how far a file may be from the model."""
 _ONE_FILE = 1_900_000_000
@@ -113,6 +117,7 @@ def describe(model: nn.Module, task: Task, inputs: Inputs, source: str) -> Docum
         **({"tokenizers": tokenizers} if tokenizers else {}),
         "architecture": type(model).__name__,
         "model": config.to_dict(),
+        "merge": model.amount if isinstance(model, MergingViT) else 0.0,
         "precision": "fp32",
     }
 
@@ -132,18 +137,25 @@ def is_of_text(model: nn.Module) -> bool:
 
 
 def write_export(
-    model: nn.Module, preprocess: Preprocess | None, document: Document, path: Path, format: ExportFormat
-) -> Exported:
+    model: nn.Module, preprocess: Preprocess | None, document: Document, path: Path, format: ExportFormat,
+    free_size: bool = False,
+) -> Exported:  # fmt: skip
     """Export, run the file beside the model, and put it in its place only if the two agree.
 
     `preprocess` is what is done to images, None where texts are read.
     """
+    if free_size and format == "pt2":  # its sizes would be conditions in Python, which nobody should run from a file
+        raise ConfigError("images of any size go into onnx and openvino files, got pt2; leave --dynamic-size out.")
     if is_of_text(model):
+        if free_size:
+            raise ConfigError(
+                "models that read or write text have one size of images or none; leave --dynamic-size out."
+            )
         graph = text_graph_of(model.cpu(), preprocess)
         document = text_document(graph, document)
     else:
         assert preprocess is not None
-        graph = graph_of(model.cpu(), preprocess)
+        graph = graph_of(model.cpu(), preprocess, free_size)
         document = graph_document(graph, preprocess, document)
     return write_graph(graph, document, path, format, _WRITERS[format])
 
@@ -151,7 +163,9 @@ def write_export(
 def graph_document(graph: Graph, preprocess: Preprocess, document: Document) -> Document:
     """The document with what it takes and gives."""
     p, size = preprocess, pair(preprocess.img_size)
-    shape = {"name": INPUT, "shape": ["batch", graph.shape[0], *size], "type": "float32", "values": _values(p)}
+    free = {} if graph.multiple is None else {"multiple": list(graph.multiple)}
+    sides = FREE_SIDES if free else size
+    shape = {"name": INPUT, "shape": ["batch", graph.shape[0], *sides], **free, "type": "float32", "values": _values(p)}
     return {**document, "input": shape, "outputs": list(graph.outputs)}
 
 
@@ -229,14 +243,16 @@ def put_in_place(made: Path, path: Path, document: Document, differences: dict[i
 
 
 def compare(graph: AnyGraph, path: Path, batches: tuple[int, ...] = BATCHES) -> dict[int, float]:
-    """How far a file is from the model: for batches of each size, as a share of each output's largest number."""
+    """How far a file is from the model: for batches of each size, as a share of each output's largest number.
+
+    Where images may have any size, the larger of the differences at two.
+    """
     engine = open_exported(path)
-    found = {}
-    for batch in batches:
-        inputs = dict(zip(graph.inputs, graph.examples(batch, seed=batch), strict=True))
+    found = dict.fromkeys(batches, 0.0)
+    for batch, *steps in product(batches, STEPS) if graph.multiple else ((batch,) for batch in batches):
+        inputs = dict(zip(graph.inputs, graph.examples(batch, batch, *steps), strict=True))
         with torch.inference_mode():
             wanted = dict(zip(graph.outputs, graph(*inputs.values()), strict=True))
-        found[batch] = 0.0
         for part, (names, outputs) in graph.parts.items():
             given = engine.run_part(part, [inputs[name] for name in names])
             apart = [_difference(a, wanted[name]) for a, name in zip(given, outputs, strict=True)]
@@ -255,8 +271,10 @@ def _difference(a: Tensor, b: Tensor) -> float:
 
 
 def trace(graph: AnyGraph) -> Any:
-    """The graph as torch records it, for any number of inputs; nothing in it tells where it was made."""
-    sizes = {word: torch.export.Dim(word) for axes in graph.sizes for word in axes.values()}
+    """The graph as torch records it, for inputs of any size where that is free; nothing tells where it was made."""
+    sizes: dict[str, Any] = {word: torch.export.Dim(word) for axes in graph.sizes for word in axes.values()}
+    for word, m in zip(FREE_SIDES, graph.multiple or (), strict=False):
+        sizes[word] = torch.export.Dim.DYNAMIC if m == 1 else m * torch.export.Dim(f"cells_{word}")
     shapes = tuple({axis: sizes[word] for axis, word in axes.items()} for axes in graph.sizes)
     with torch.no_grad():
         program = torch.export.export(graph, graph.examples(), dynamic_shapes=shapes, strict=False)

@@ -27,7 +27,7 @@ from vitral.data.loader import eval_batches
 from vitral.data.sources.base import Data, ImageArray, ImageFiles, Images
 from vitral.data.sources.hf import HubImages
 from vitral.errors import CheckpointError, InputError, unknown_name
-from vitral.inference.cache import cache_folder, digest, digest_weights, keep_newest
+from vitral.inference.cache import cache_folder, digest, digest_weights, keep_newest, key_of
 from vitral.inference.predictor import image_backbone_of
 from vitral.models import parts
 from vitral.models.backbone import Backbone
@@ -171,7 +171,7 @@ def _place(data: Data, wanted: Tensor, extractor: Extractor) -> Path | None:
     preprocess = json.dumps(extractor.preprocess.to_dict())
     versions = f"vitral {__version__}, torch {torch.__version__}"
     what = [extractor.identity, images, digest([wanted]), data.mode, preprocess, versions]
-    return cache_folder("features") / f"{hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]}.safetensors"
+    return cache_folder("features") / f"{key_of(what)}.safetensors"
 
 
 def _read(file: Path) -> Features | None:

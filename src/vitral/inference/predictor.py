@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitral.config import (
+    BATCH_SIZE,
     TOP_K,
     DetectOptions,
     EngineChoice,
@@ -29,8 +30,8 @@ from vitral.data.sources.folder import list_images
 from vitral.data.targets import View
 from vitral.data.transforms import eval_view
 from vitral.errors import CheckpointError, ConfigError, ImageError, InputError, VitralError
-from vitral.inference.choose import make_engine
-from vitral.inference.engines import Document, Engine, FileEngine, is_exported, open_exported
+from vitral.inference.choose import choose_engine, open_engine
+from vitral.inference.engines import Document, Engine, FileEngine, is_exported
 from vitral.inference.export import EMBED, refuse_text
 from vitral.inference.memory import keep_freed_memory
 from vitral.inference.text import WritingFile
@@ -64,19 +65,21 @@ class Predictor:
     `slide` lets a segmenter look at large images window by window, at their own resolution, instead of at a small copy
     of the whole. `writing` is how a model that writes text does it: greedily if it is not given. A source may also be
     an exported file. `engine` is what computes, a `vitral.config.EngineChoice`: by default torch, or for an exported
-    file what it was made for; `auto` measures which is the fastest here, once. `workers` threads read images while it
+    file what it was made for; `auto` measures once which is the fastest here, in how many threads, and if no
+    `batch_size` is given in batches of which size. `workers` threads read images while it
     computes. `merge` makes a ViT quicker by token merging (`vitral.models.merge`).
     """
 
     def __init__(
-        self, source: str | Path | AnyModel, *, batch_size: int = Running.batch_size, device: str = "cpu",
+        self, source: str | Path | AnyModel, *, batch_size: int | None = Running.batch_size, device: str = "cpu",
         slide: bool = False, writing: Writing | None = None, engine: EngineChoice | None = Running.engine,
         workers: int = Running.workers, merge: float = Running.merge,
     ) -> None:  # fmt: skip
         self.source = "" if isinstance(source, nn.Module) else str(source)
         self.network: Any  # what a batch goes through: the model, or an engine in its place
         if not isinstance(source, nn.Module) and is_exported(source):
-            self.network = opened = open_exported(Path(source), engine)
+            opened, batch_size = open_engine(Path(source), engine, batch_size)
+            self.network = opened
             self._model = None
             self.task, self.inputs = task_of_export(opened.document, Path(source))
             if isinstance(self.task, Writes):
@@ -106,9 +109,9 @@ class Predictor:
             self._model.to(device)
             if engine not in (None, "eager"):
                 refuse_text(self._model)
-                self.network = make_engine(str(engine), self._model, self.preprocess, batch_size)
+                self.network, batch_size = choose_engine(str(engine), self._model, self.preprocess, batch_size)
         keep_freed_memory()
-        self.device, self.batch_size, self.slide = torch.device(device), batch_size, slide
+        self.device, self.batch_size, self.slide = torch.device(device), batch_size or BATCH_SIZE, slide
         self.workers = workers if self.inputs.what == "image" else 0
         self.labels = self.task.labels
 

@@ -44,13 +44,15 @@ those before them, and the places of the new ones whose next is asked for."""
 
 
 class TextGraph(nn.Module):
-    """A graph that takes tokens: `inputs`, `outputs`, `sizes` and `parts` are those of `Graph`."""
+    """A graph that takes tokens: `inputs`, `outputs`, `sizes`, `parts` and `multiple` are those of `Graph`."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     sizes: tuple[dict[int, str], ...]
     """The axes of each input that have any size, and the words for them."""
     parts: Parts
+    multiple = None
+    """Images of any size are for models that write nothing."""
     model: nn.Module
 
     def examples(self, batch: int = EXAMPLE_BATCH, seed: int = 0) -> tuple[Tensor, ...]:

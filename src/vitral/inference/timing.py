@@ -19,19 +19,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 T = TypeVar("T")
+K = TypeVar("K")
 GEMM_SHAPE = (1576, 768, 3072)
 """Rows, inner side and columns: the first layer of the MLP of a ViT-B/16 for 8 images."""
 GEMM_MACS = math.prod(GEMM_SHAPE)
 
 
 def interleave(
-    rivals: Mapping[str, Callable[[], Any]], seconds: float, warmup: int = 2, rounds: int = 7
-) -> dict[str, list[float]]:
+    rivals: Mapping[K, Callable[[], Any]], seconds: float, warmup: int = 2, rounds: int = 7
+) -> dict[K, list[float]]:
     """Call the rivals in turn for about `seconds`, at least so many rounds; return each one's times in seconds."""
     for call in rivals.values():
         for _ in range(warmup):
             call()
-    times: dict[str, list[float]] = {name: [] for name in rivals}
+    times: dict[K, list[float]] = {name: [] for name in rivals}
     names, start, done = list(rivals), time.perf_counter(), 0
     while done < rounds or time.perf_counter() - start < seconds:
         for name in names:

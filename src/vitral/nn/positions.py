@@ -62,6 +62,40 @@ def resize_positions(table: Tensor, old: Grid, new: Grid, resize: PositionResize
     return torch.cat([table[:, :rows], grid.flatten(2).transpose(1, 2).to(table.dtype)], dim=1)
 
 
+def resize_matrix(old: int, new: int, resize: PositionResize, offset: Tensor) -> Tensor:
+    """The same resize along one axis as a matrix (new, old), made by plain operations whatever `new` is.
+
+    W_ij = k((j - x_i) / a), where x_i is the place of new cell i among the old ones, a how far the filter is widened
+    against aliasing (1 without), and k the cubic or linear kernel. What would fall beside the old cells is counted to
+    the outermost ones, or with antialiasing left out, and the rest made to sum to 1.
+    """
+    cells = torch.ones(new, device=offset.device)
+    n, i = cells.sum(), cells.cumsum(0) - 1
+    if resize.mode.endswith("_corners"):
+        x = i * ((old - 1) / (n - 1).clamp(min=1))
+        a = torch.ones_like(n)
+    else:
+        scale = old / (n + offset)
+        x = (i + 0.5) * scale - 0.5
+        a = scale.clamp(min=1) if resize.antialias else torch.ones_like(n)
+    reach = old if resize.antialias else 2  # the most that a kernel reaches beyond the ends
+    j = torch.arange(-reach, old + reach, device=offset.device)
+    cubic = resize.mode.startswith("bicubic")
+    t = ((j - x[:, None]) / a).abs()  # (new, old + 2 reach)
+    W = _cubic(t, -0.5 if resize.antialias else -0.75) if cubic else (1 - t).clamp(min=0)
+    if resize.antialias:
+        W = W[:, reach : old + reach]
+        return W / W.sum(1, keepdim=True)
+    return W @ (j.clamp(0, old - 1)[:, None] == torch.arange(old, device=offset.device)).to(W.dtype)
+
+
+def _cubic(t: Tensor, a: float) -> Tensor:
+    """Keys' cubic kernel of |t|; `a` is its slope at 1."""
+    near = ((a + 2) * t - (a + 3)) * t * t + 1
+    far = ((t - 5) * t + 8) * t * a - 4 * a
+    return torch.where(t <= 1, near, torch.where(t < 2, far, torch.zeros_like(t)))
+
+
 def insert_rows(table: Tensor, after: int, rows: int) -> Tensor:
     """Insert `rows` zero rows, for tokens without a position, behind the first `after` rows."""
     if rows == 0:
@@ -122,6 +156,31 @@ class LearnedPositions(nn.Module):
 
     def _compute(self, grid: Grid, table: Tensor) -> Tensor:
         return insert_rows(resize_positions(table, self.grid, grid, self.resize), self.rows, self.prefix - self.rows)
+
+
+class FreePositions(nn.Module):
+    """The same as `LearnedPositions`, in operations that any exported file has, for a grid that is known when it runs.
+
+    E'_pos = W_h E_pos W_w^T (`resize_matrix`).
+    """
+
+    def __init__(self, learned: LearnedPositions) -> None:
+        super().__init__()
+        self.learned = learned
+
+    def forward(self, grid: Grid, table: Tensor, like: Tensor) -> Tensor:
+        """(1, rows + N_old, D) -> (1, R + N, D)."""
+        p, (old_h, old_w) = self.learned, self.learned.grid
+        rows = table.shape[1] - old_h * old_w
+        # An offset moves no table of the right size; most of torch's kernels leave an axis of the right size alone too.
+        same = torch.stack([torch.ones(n, device=table.device).sum() == o for n, o in zip(grid, p.grid, strict=True)])
+        each = p.resize.antialias or p.resize.mode == "bilinear"
+        offsets = p.resize.offset * (~(same if each else same.all().expand(2))).to(table.dtype)
+        W_h, W_w = (resize_matrix(p.grid[i], grid[i], p.resize, offsets[i]) for i in (0, 1))
+        cells = table[0, rows:].reshape(old_h, -1)  # (G_h, G_w D)
+        cells = (W_h @ cells).reshape(-1, old_w, table.shape[2])  # (G'_h, G_w, D)
+        cells = (W_w @ cells).flatten(0, 1)  # (N, D)
+        return insert_rows(torch.cat([table[:, :rows], cells[None]], dim=1), p.rows, p.prefix - p.rows)
 
 
 class GridCache:
