@@ -198,8 +198,8 @@ def read_choices() -> dict[str, Any]:
 def _recall(key: str) -> Way | None:
     try:
         way = Way(**read_choices()[key])
-        right = way.engine in get_args(EngineName) and way.batch_size in range(1, 2**31)
-        right = right and way.threads in range(1, torch.get_num_threads() + 1)
+        right = way.engine in get_args(EngineName) and type(way.threads) is type(way.batch_size) is int
+        right = right and 1 <= way.threads <= torch.get_num_threads() and way.batch_size >= 1
     except (KeyError, TypeError):
         return None
     return way if right else None
