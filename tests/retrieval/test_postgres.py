@@ -525,7 +525,7 @@ def test_a_server_of_models_searches_in_a_database(server, weights, predictor, p
     asked = (photos / "01.png").read_bytes()
     with client({"m": Predictor(weights)}, index=Index(own)) as c:
         told = c.post("/v1/search", **as_form(asked, top_k=3)).json()
-        assert [m["name"] for m in told["matches"]] == [match.name for match in index.search(photos / "01.png", 3)[0]]
+        assert [m["name"] for m in told["matches"]] == [match.item for match in index.search(photos / "01.png", 3)[0]]
         with server.connect() as connection:
             connection.execute("ALTER ROLE keeper NOLOGIN")
         try:
