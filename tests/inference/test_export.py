@@ -238,9 +238,9 @@ def test_an_onnx_file_of_others_is_refused(tmp_path):
         Predictor(tmp_path / "m.onnx")
 
 
-def free_document(*sides, **more):
-    about = {"input": {"shape": ["b", 3, *sides], **more}, "outputs": ["y"], "preprocess": {"img_size": [8, 8]}}
-    return json.dumps({**about, "labels": []})
+def free_document(*sides, size=(8, 8), **more):
+    shape = {"name": "x", "shape": ["b", 3, *sides], **more}
+    return json.dumps({"input": shape, "outputs": ["y"], "preprocess": {"img_size": size}, "labels": []})
 
 
 def test_sizes_that_are_free_may_be_said():
@@ -255,7 +255,7 @@ def test_sizes_that_are_free_may_be_said():
         "{",
         '{"outputs": 3}',
         '{"input": {"shape": ["batch", 3, 8, 8]}, "outputs": [], "preprocess": {}}',
-        '{"input": {"shape": ["b", 3, 8, 8]}, "outputs": ["y"], "preprocess": {"img_size": [9, 8]}, "labels": []}',
+        free_document(8, 8, size=(9, 8)),
         free_document("height", "width"),
         free_document("height", "width", multiple=[16, 0]),
         free_document("height", "width", multiple=[5, 8]),
