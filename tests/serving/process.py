@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,18 +16,25 @@ def serving(*args, environment=None, port=0):
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "OMP_NUM_THREADS": "1"} | (
         environment or {}
     )
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
     logged = []
-    try:
-        line = process.stdout.readline()
-        assert "http://" in line, process.stderr.read()
-        yield line.rsplit(": ", 1)[1].strip(), process, logged
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
+    with tempfile.TemporaryFile("w+") as told:  # not a pipe: nobody would empty it, and a full one stops the server
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=told, text=True, env=env)
         try:
-            _, told = process.communicate(timeout=60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
-        logged.extend(told.splitlines())
+            line = process.stdout.readline()
+            assert "http://" in line, read(told)
+            yield line.rsplit(": ", 1)[1].strip(), process, logged
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+            try:
+                process.communicate(timeout=60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+            logged.extend(read(told).splitlines())
+
+
+def read(file):
+    """All that is in a file by now."""
+    file.seek(0)
+    return file.read()
