@@ -38,6 +38,22 @@ def images(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Te
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
+def bytes_kept(model: nn.Module, run) -> int:
+    """What `run()` keeps for the gradients, besides the weights and buffers of the model."""
+    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    kept, held = {}, []
+
+    def keep(t):
+        held.append(t)  # memory that is freed could be taken for another's
+        if t.untyped_storage().data_ptr() not in own:
+            kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        run()
+    return sum(kept.values())
+
+
 @contextmanager
 def stop_after(monkeypatch, module, steps):
     """Make a run of that module want to stop after so many looks at the signal."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from helpers import images
+from helpers import bytes_kept, images
 from vitral.config import ResNetConfig, ResNetKind
 from vitral.models.cnn import ResNet
 from vitral.models.cost import model_cost, receptive_fields
@@ -38,18 +38,8 @@ def test_counts_are_those_of_the_built_cnn(options):
 def test_activations_are_what_training_keeps_in_a_cnn(kind):
     config = ResNetConfig(kind=kind, img_size=64, num_classes=5)
     model = ResNet(config).train()
-    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
-    kept, held = {}, []
-
-    def keep(t):
-        held.append(t)
-        if t.untyped_storage().data_ptr() not in own:
-            kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        model(images(2, 3, 64, 64))
-    assert sum(kept.values()) == pytest.approx(2 * model_cost(config).activation_bytes, rel=0.03)
+    kept = bytes_kept(model, lambda: model(images(2, 3, 64, 64)))
+    assert kept == pytest.approx(2 * model_cost(config).activation_bytes, rel=0.03)
 
 
 @pytest.mark.parametrize("options", [{"kind": "resnet8"}, {"kind": "resnet18"}, {"kind": "resnet18", "dilation": True}])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from helpers import images
+from helpers import bytes_kept, images
 from vitral.config import Activation, SwinConfig, ViTConfig
 from vitral.models.build import build_backbone
 from vitral.models.cost import model_cost, receptive_field, receptive_fields
@@ -215,37 +215,21 @@ def test_swin_grows_with_the_tokens_and_a_vit_with_their_square():
 @pytest.mark.parametrize("name", ["vit_pico_deepconv_patch8_32", "vit_micro_conv_patch8_32"])
 def test_a_convolutional_stem_keeps_what_it_computes(name):
     model = create_model(name, seed=0).train()
-    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept, held = {}, []
-
-    def keep(t):
-        held.append(t)
-        if t.untyped_storage().data_ptr() not in weights:
-            kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-        return t
-
-    x = images(1, 3, 32, 32)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        model(x)
-    assert 0.9 < sum(kept.values()) / model_cost(model.config).activation_bytes < 1.1
+    kept = bytes_kept(model, lambda: model(images(1, 3, 32, 32)))
+    assert 0.9 < kept / model_cost(model.config).activation_bytes < 1.1
 
 
 def test_swin_activations_are_about_what_training_keeps():
     """A little more is kept: the maps that were rolled, and the biases."""
     config = SwinConfig(img_size=32, **(SWIN | {"embed_dim": 24, "window_size": 4}))
     model = SwinTransformer(config).train()
-    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept, held = {}, []
-
-    def keep(t):
-        held.append(t)
-        if t.untyped_storage().data_ptr() not in weights:
-            kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-        return t
-
     z = model.embed_patches(images(4, 3, 32, 32))
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+
+    def run():
+        x = z
         for stage in model.layers:
             assert isinstance(stage, SwinStage)
-            z = stage(z)
-    assert 0.95 < sum(kept.values()) / (4 * model_cost(config).activation_bytes) < 1.25
+            x = stage(x)
+
+    kept = bytes_kept(model, run)
+    assert 0.95 < kept / (4 * model_cost(config).activation_bytes) < 1.25
