@@ -1,28 +1,33 @@
 """Inference on the CPU: vitral's engines beside timm and transformers, with the same weights, in the same run.
 
-    python benchmarks/inference.py [--models vit_base_patch16_224 ...] [--batches 1 8] [--int8] [--merge 0.6]
+    python benchmarks/inference.py [--models vit_base_patch16_224 ...] [--batches 1 8] [--int8] [--merge 0.5]
 
 Rivals: transformers (SDPA), timm eager, timm compiled with freezing, timm in OpenVINO, and with --int8 the int8 models
 of NNCF, with --merge ours with that share of the patches merged away too. Prints the ratio of each to timm eager, and
 of vitral's best to the best rival of its kind, by rounds that are interleaved; writes results/inference.json.
+The rivals compute in a process of their own, as they do for those who use them, and ours in another, where memory is
+kept between passes as `vitral.Predictor` lets it be; one of the two is at rest while the other computes.
+--shared-memory-settings lets the rivals' process keep its memory too.
 int8 is calibrated with noise here: for the speed alone, not for accuracy (benchmarks/int8_accuracy.py).
 """
 
 import argparse
 import statistics
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from measure import gemm_rate, interleave, multiply_adds, write_json
+from sides import Side
 from vitral import create_model
 from vitral.inference.choose import make_engine
 from vitral.inference.engines import compile_openvino
 from vitral.inference.export import convert_openvino, quiet
 from vitral.inference.graph import Graph, graph_of
+from vitral.inference.memory import keep_freed_memory
 from vitral.inference.peers import peer_of
 from vitral.inference.quantize import int8_openvino
 from vitral.models.merge import merged
@@ -41,23 +46,45 @@ def openvino_call(graph: Graph, int8: bool) -> Callable[[Tensor], Any]:
     return lambda x: compiled([x.numpy()], share_inputs=True)
 
 
-def rivals(model: Any, engines: list[str], int8: bool, merge: float) -> dict[str, Callable[[Tensor], Any]]:
-    """Everything that is measured, by name; ours begin with "vitral"."""
+def theirs(model: Any, engines: Sequence[str], int8: bool, merge: float) -> dict[str, Callable[[Tensor], Any]]:
+    """The same model in other libraries, by name."""
     timm: Any = peer_of("timm", model)
-    p = model.preprocess
-    ours, theirs = graph_of(model, p), graph_of_peer(timm, model)
+    graph = graph_of_peer(timm, model)
     found: dict[str, Callable[[Tensor], Any]] = {BASE: timm, "transformers": peer_of("transformers", model)}
     if "compile" in engines:
         found["timm compile"] = torch.compile(timm, options={"freezing": True})
     if "openvino" in engines:
-        found["timm openvino"] = openvino_call(theirs, int8=False)
-    for name in engines:
-        found[f"vitral {name}"] = make_engine(name, model, p)
+        found["timm openvino"] = openvino_call(graph, int8=False)
     if int8:
-        found |= {"timm int8": openvino_call(theirs, int8=True), "vitral int8": openvino_call(ours, int8=True)}
+        found["timm int8"] = openvino_call(graph, int8=True)
+    return found
+
+
+def ours(model: Any, engines: Sequence[str], int8: bool, merge: float) -> dict[str, Callable[[Tensor], Any]]:
+    """The model in our engines, by name; the names begin with "vitral"."""
+    p = model.preprocess
+    found: dict[str, Callable[[Tensor], Any]] = {f"vitral {name}": make_engine(name, model, p) for name in engines}
+    if int8:
+        found["vitral int8"] = openvino_call(graph_of(model, p), int8=True)
     if int8 and merge:
         found["vitral int8 merged"] = openvino_call(graph_of(merged(model, merge), p), int8=True)
     return found
+
+
+def on_batches(
+    make: Callable[..., dict[str, Callable[[Tensor], Any]]], keep_memory: bool, name: str, *what: Any
+) -> dict[str, Callable[[int], None]]:
+    """The rivals of a side as calls for a number of images, in the process that they are to compute in."""
+    if keep_memory:
+        keep_freed_memory()
+    model = create_model(name, seed=0).eval()
+    batch_of = lru_cache(None)(graph_of(model, model.preprocess).example)
+
+    def timed(run: Callable[[Tensor], Any], batch: int) -> None:
+        with torch.inference_mode():
+            run(batch_of(batch))
+
+    return {rival: partial(timed, run) for rival, run in make(model, *what).items()}
 
 
 def graph_of_peer(peer: Any, model: Any) -> Graph:
@@ -69,11 +96,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["vit_base_patch16_224", "vit_small_patch16_224"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
-    parser.add_argument("--engines", nargs="+", default=["eager", "compile", "onnxruntime", "openvino"])
+    parser.add_argument("--engines", nargs="+", default=["eager", "packed", "compile", "onnxruntime", "openvino"])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=20, help="time for each row, at least")
     parser.add_argument("--int8", action="store_true")
     parser.add_argument("--merge", type=float, default=0.0, help="share of the patches, or how many in each block")
+    parser.add_argument("--shared-memory-settings", action="store_true")
     options = parser.parse_args()
 
     rows = []
@@ -82,21 +110,35 @@ def main() -> None:
         model = create_model(name, seed=0).eval()
         shape = graph_of(model, model.preprocess).shape
         macs = multiply_adds(peer_of("timm", model), shape)  # nominal: of the full model
-        runs = rivals(model, options.engines, options.int8, options.merge)
+        what = (name, options.engines, options.int8, options.merge)
+        sides = [
+            Side(on_batches, theirs, options.shared_memory_settings, *what),
+            Side(on_batches, ours, True, *what),
+        ]
+        at = {rival: side for side in sides for rival in side.names}
         for batch in options.batches:
-            x = torch.randn(batch, *shape)
-            with torch.inference_mode():
-                rate = gemm_rate()
-                times = interleave({n: partial(run, x) for n, run in runs.items()}, options.seconds, 2, options.rounds)
+            rate = gemm_rate(own_products(model, batch))
+            calls = {rival: partial(side.call, rival, batch) for rival, side in at.items()}
+            times = interleave(calls, options.seconds, 2, options.rounds)
             row = summary(times, batch, macs, rate)
             rows.append({"model": name, "batch": batch, **row})
             print(f"\n{name}, batch {batch}, {row['rounds']} rounds")
             for rival, ratio in sorted(row["ratios"].items(), key=lambda item: -item[1]):
                 print(f"  {rival:20} {ratio:6.2f}   {batch / row['medians'][rival]:8.2f} images/s")
-            for kind, (ours, best, ahead) in row["ahead"].items():
-                print(f"  {kind}: {ours} is {ahead:.3f} times as fast as {best}")
-            print(f"  {row['share_of_gemm_rate']:.0%} of the GEMM rate, best fp32")
-    print(f"wrote {write_json('inference', {'merge': options.merge, 'rows': rows})}")
+            for kind, (best, rival, ahead) in row["ahead"].items():
+                print(f"  {kind}: {best} is {ahead:.3f} times as fast as {rival}")
+            print(f"  {row['share_of_gemm_rate']:.1%} of the GEMM rate, {rate / 1e9:.0f} G/s, best fp32")
+        for side in sides:
+            side.close()
+    settings = {"merge": options.merge, "shared_memory_settings": options.shared_memory_settings}
+    print(f"wrote {write_json('inference', {**settings, 'rows': rows})}")
+
+
+def own_products(model: Any, batch: int) -> list[tuple[int, int, int]]:
+    """The matrix products of the blocks of a model: rows, inner side and columns."""
+    layers = [part for part in model.blocks[0].modules() if isinstance(part, torch.nn.Linear)]
+    tokens = model.forward_features(graph_of(model, model.preprocess).example(1)).shape[1]
+    return [(batch * tokens, layer.in_features, layer.out_features) for layer in layers]
 
 
 def summary(times: dict[str, list[float]], batch: int, macs: int, rate: float) -> dict[str, Any]:

@@ -3,8 +3,8 @@
     python benchmarks/predict_folder.py [--images 2000] [--threads 2]
 
 Files of 500 x 400, made here; S/16 with the same weights, batches of 32. The folder is cut into parts, and each part
-goes through every rival in turn; the figures are images per second of all parts, the ratios medians over parts. Writes
-benchmarks/results/predict_folder.json.
+goes through every rival in turn, the plain loop in a process of its own; the figures are images per second of all
+parts, the ratios medians over parts. Writes benchmarks/results/predict_folder.json.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ from torch import Tensor, nn
 from loader import BICUBIC, centre, make_jpeg, shorter_to
 from measure import write_json
 from peers import import_timm
-from vitral import Predictor, create_model
+from sides import Side
+from vitral import Predictor, create_model, load_model, save_model
 from vitral.config import Preprocess
 
 NAME, BATCH, PARTS, WARM_UP = "vit_small_patch16_224", 32, 10, 8
+PLAIN = "timm and Pillow"
 P = Preprocess(img_size=224, crop_pct=0.875)
 
 
@@ -53,23 +56,25 @@ def predict(predictor: Predictor, paths: Sequence[Path]) -> list[float]:
     return [answer.probabilities[0] for answer in answers]
 
 
-def make_rivals() -> dict[str, Callable[[Sequence[Path]], list[float]]]:
-    """Everybody has the same weights, with a head that tells classes apart."""
-    timm_model, model = import_timm().create_model(NAME).eval(), create_model(NAME, seed=0).eval()
-    nn.init.normal_(model.get_parameter("head.weight"), std=0.1)
-    timm_model.load_state_dict(model.state_dict())
-    model.preprocess = P
-    ahead, waiting = Predictor(model), Predictor(model, workers=0)
-    return {
-        "timm and Pillow": lambda paths: plain_loop(timm_model, paths),
-        "vitral, no workers": lambda paths: predict(waiting, paths),
-        "vitral": lambda paths: predict(ahead, paths),
-    }
+def make_plain(source: Path, threads: int) -> dict[str, Callable[[Sequence[Path]], list[float]]]:
+    """timm's model with our weights."""
+    torch.set_num_threads(threads)
+    timm_model = import_timm().create_model(NAME).eval()
+    timm_model.load_state_dict(load_model(source).state_dict())
+    return {PLAIN: partial(plain_loop, timm_model)}
 
 
-def measure(paths: list[Path]) -> tuple[dict[str, list[float]], float]:
+def make_ours(source: Path, threads: int) -> dict[str, Callable[[Sequence[Path]], list[float]]]:
+    """The predictor as it comes, waiting for every image, and in torch as it is."""
+    torch.set_num_threads(threads)
+    ways = {"vitral": {}, "vitral, no workers": {"workers": 0}, "vitral, eager": {"engine": "eager"}}
+    return {name: partial(predict, Predictor(source, **options)) for name, options in ways.items()}
+
+
+def measure(paths: list[Path], source: Path, threads: int) -> tuple[dict[str, list[float]], float]:
     """Seconds of each rival for each part, and the largest difference of an answer from the plain loop's."""
-    rivals = make_rivals()
+    sides = [Side(make_plain, source, threads), Side(make_ours, source, threads)]
+    rivals = {name: partial(side.call, name) for side in sides for name in side.names}
     names, size = list(rivals), -(-len(paths) // PARTS)
     times: dict[str, list[float]] = {name: [] for name in names}
     difference = 0.0
@@ -82,8 +87,9 @@ def measure(paths: list[Path]) -> tuple[dict[str, list[float]], float]:
             found[name] = rivals[name](part)
             times[name].append(time.perf_counter() - began)
         names = names[1:] + names[:1]
-        theirs = found["timm and Pillow"]
-        difference = max(difference, *(abs(a - b) for a, b in zip(found["vitral"], theirs, strict=True)))
+        difference = max(difference, *(abs(a - b) for a, b in zip(found["vitral"], found[PLAIN], strict=True)))
+    for side in sides:
+        side.close()
     return times, difference
 
 
@@ -92,15 +98,18 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / f"{i:05}.jpg" for i in range(options.images)]
         for i, path in enumerate(paths):
             path.write_bytes(make_jpeg(500, 400, seed=i))
-        times, difference = measure(paths)
+        model = create_model(NAME, seed=0)
+        nn.init.normal_(model.get_parameter("head.weight"), std=0.1)  # tells classes apart
+        model.preprocess = P
+        save_model(model, Path(folder) / "run", layout="vitral")
+        times, difference = measure(paths, Path(folder) / "run", options.threads)
     result: dict[str, Any] = {"images": options.images, "largest_difference": difference, "rivals": {}}
     for name, seconds in times.items():
-        ratios = [a / b for a, b in zip(times["timm and Pillow"], seconds, strict=True)]
+        ratios = [a / b for a, b in zip(times[PLAIN], seconds, strict=True)]
         speed, ratio = options.images / sum(seconds), statistics.median(ratios)
         spread = statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else 0.0
         print(f"{name:20} {speed:7.1f} images/s, {ratio:.2f} ± {spread:.2f} times the plain loop")

@@ -38,8 +38,8 @@ MethodName = Literal["dino", "mae"]
 Preset = Literal["linear", "lora", "full"]
 ProbeKind = Literal["knn", "linear"]
 ProbeFeatures = Literal["pooled", "cls", "mean", "cls_mean"]
-EngineName = Literal["eager", "compile", "onnxruntime", "openvino"]
-EngineChoice = Literal["auto", "eager", "compile", "onnxruntime", "openvino"]
+EngineName = Literal["eager", "packed", "compile", "onnxruntime", "openvino"]
+EngineChoice = Literal["auto", "eager", "packed", "compile", "onnxruntime", "openvino"]
 ExportFormat = Literal["onnx", "openvino", "pt2"]
 
 HUB = "hf-hub:"
@@ -899,8 +899,8 @@ class Running(Options):
     """Token merging, for speed: patches that each block merges into others, or below 1 the share of all that is gone at
     the end; 0 is exact."""
     engine: EngineChoice | None = None
-    """What computes: torch (eager), torch compiled, another engine, or the fastest here (auto). By default torch, or
-    what an exported file was made for."""
+    """What computes: torch (eager), torch with its matrices laid out for this processor (packed), torch compiled,
+    another engine, or the fastest here (auto). By default packed, or what an exported file was made for."""
 
     def __post_init__(self) -> None:
         self._check_choices()

@@ -63,7 +63,7 @@ def test_merging_is_a_row_of_its_own(capsys):
         (["--merge", "some"], "--merge takes numbers, got 'some'"),
         (["--merge", "2.5"], "merge must be a whole number from 1 on, or a share of all below 1, got 2.5"),
         (["--batch-sizes", "0"], "batch sizes must be at least 1, got 0"),
-        (["--engines", "tpu"], "engine must be one of eager, compile, onnxruntime, openvino, got 'tpu'"),
+        (["--engines", "tpu"], "engine must be one of eager, packed, compile, onnxruntime, openvino, got 'tpu'"),
         (["--engines", "eager", "--compare", "keras"], "compares with timm and transformers, got 'keras'"),
     ],
 )

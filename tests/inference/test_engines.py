@@ -179,7 +179,7 @@ class Fake(Eager):
 @pytest.fixture
 def fakes(monkeypatch):
     """Engines of known speed, and a clock that they alone move."""
-    made, speeds = [], {"eager": 3.0, "openvino": 1.0, "onnxruntime": 2.0}
+    made, speeds = [], {"eager": 3.0, "packed": 2.5, "openvino": 1.0, "onnxruntime": 2.0}
     monkeypatch.setattr(Fake, "seconds", lambda name, threads, batch: speeds[name] * batch)
 
     def make(name, model, preprocess=None):
@@ -207,9 +207,11 @@ def test_auto_takes_the_fastest_says_so_and_measures_once(fakes, capsys):
     assert Predictor(model, engine="auto", batch_size=3).engine == "openvino"
     assert (
         "the fastest here is openvino, 2 threads, batches of 3 (openvino, 2 threads, batches of 3: 1e+03 ms; "
-        "onnxruntime, 2 threads, batches of 3: 2e+03 ms; eager" in capsys.readouterr().err
+        "onnxruntime, 2 threads, batches of 3: 2e+03 ms; packed" in capsys.readouterr().err
     )
-    assert made == [("eager", 2), ("openvino", 2), ("onnxruntime", 2)]  # so slow that one thread is not tried
+    assert made == [
+        (name, 2) for name in ("eager", "packed", "openvino", "onnxruntime")
+    ]  # so slow that one thread is not tried
     made.clear()
     assert Predictor(model, engine="auto", batch_size=3).engine == "openvino"
     assert made == [("eager", 2), ("openvino", 2)]
@@ -272,8 +274,10 @@ def test_auto_goes_on_where_nothing_can_be_kept(fakes, tmp_path, monkeypatch):
     assert Predictor(tiny_predictor("classify").model, engine="auto").engine == "openvino"
 
 
-def test_auto_takes_what_is_installed(fakes, monkeypatch):
+def test_auto_takes_what_is_there(fakes, monkeypatch):
     monkeypatch.setattr(choose, "find_spec", lambda name: None)
+    assert Predictor(tiny_predictor("classify").model, engine="auto").engine == "packed"
+    monkeypatch.setattr(choose, "can_pack", lambda: False)
     assert Predictor(tiny_predictor("classify").model, engine="auto").engine == "eager"
 
 
@@ -333,7 +337,7 @@ def test_auto_has_the_choice_of_two_engines_for_onnx(tmp_path, capsys):
 def test_mistakes_are_one_sentence(monkeypatch):
     model = tiny_predictor("classify").model
     with pytest.raises(
-        ConfigError, match="engine must be one of eager, compile, onnxruntime, openvino, got 'tensorrt'"
+        ConfigError, match="engine must be one of eager, packed, compile, onnxruntime, openvino, got 'tensorrt'"
     ):
         Predictor(model, engine="tensorrt")
     monkeypatch.setattr(engines, "find_spec", lambda name: None)

@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from helpers import difference, images, redraw
 from vitral.nn.attention import Attention, key_mask
@@ -72,6 +73,29 @@ def test_kept_tokens_answer_as_they_do_among_all():
     part, z = attention(), images(B, N, D)
     for keep in (slice(0, 1), slice(2, 5)):
         assert difference(part(z, None, keep), part(z)[:, keep]) < 1e-6
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("bias", [True, False])
+def test_kept_tokens_look_through_masks_as_all_do_and_make_no_keys(bias):
+    part, z = attention(bias), images(B, N, D)
+    hides = torch.arange(N) < torch.tensor([[5], [N]])
+    favours = images(B, 1, 1, N, seed=1)
+    for mask in (hides[:, None, None], favours):
+        assert difference(part(z, mask, slice(1, 3)), part(z, mask)[:, 1:3]) < 1e-6
+    with FlopCounterMode(display=False) as few:
+        part(z, None, slice(0, 1))
+    queries, rows = 4 * B * D * D, 2 * B * N * D  # W_Q, W_K, W_V and W_O for one token; scores and sums of all
+    assert few.get_total_flops() == 2 * (queries + h * rows)
+
+
+@torch.no_grad()
+def test_a_layer_that_somebody_changed_is_called_for_kept_tokens_too():
+    part, z, calls = attention(), images(B, N, D), []
+    part.qkv.register_forward_hook(lambda layer, x, y: calls.append(x[0].shape) or 2 * y)
+    kept = part(z, None, slice(0, 1))
+    assert calls == [z.shape]
+    assert difference(kept, part(z)[:, :1]) < 1e-6
 
 
 @torch.no_grad()

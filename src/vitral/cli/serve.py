@@ -40,7 +40,7 @@ class Options:
     device: Annotated[str, tyro.conf.arg(metavar="DEVICE")] = "cpu"
     """Where the models run."""
     engine: Annotated[EngineChoice | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
-    """What computes: eager, compile, onnxruntime, openvino, or auto for the fastest here."""
+    """What computes: eager, packed, compile, onnxruntime, openvino, or auto for the fastest here."""
     limits: Annotated[Serving, tyro.conf.arg(name="")] = field(default_factory=Serving)
     """What is taken, and how long is waited."""
 

@@ -3,7 +3,6 @@
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.util import find_spec
 from typing import Any, get_args
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from vitral.config import EngineName, Running, pair
 from vitral.errors import ConfigError, InputError
-from vitral.inference.choose import PACKAGES, make_engine
+from vitral.inference.choose import is_there, make_engine
 from vitral.inference.engines import FileEngine
 from vitral.inference.peers import peer_of
 from vitral.inference.predictor import Predictor
@@ -57,7 +56,7 @@ def bench(
 
 def installed() -> list[str]:
     """The engines that can be made here."""
-    return [name for name in get_args(EngineName) if all(find_spec(package) for package in PACKAGES.get(name, ()))]
+    return list(filter(is_there, get_args(EngineName)))
 
 
 def _engine(predictor: Predictor, name: str) -> Run:

@@ -26,18 +26,21 @@ from vitral.inference.engines import (
     Eager,
     Engine,
     FileEngine,
+    Packed,
     check_engine,
     open_exported,
     require,
     torch_threads,
 )
-from vitral.inference.export import SUFFIXES, refuse_text, trace, write_export
+from vitral.inference.export import SUFFIXES, is_of_text, refuse_text, trace, write_export
 from vitral.inference.graph import graph_of
+from vitral.inference.packed import packed
 from vitral.inference.timing import interleave, machine
+from vitral.nn.packed import can_pack
 from vitral.weights.atomic import write_atomically
 
 E = TypeVar("E", bound=Engine)
-CANDIDATES: tuple[EngineName, ...] = ("eager", "openvino", "onnxruntime")
+CANDIDATES: tuple[EngineName, ...] = ("eager", "packed", "openvino", "onnxruntime")
 """What `auto` chooses among: compiling takes longer than most work that is left to chance."""
 PACKAGES: dict[str, tuple[str, ...]] = {
     "openvino": ("openvino",),
@@ -51,6 +54,17 @@ SECONDS = 1.0
 """How long `auto` measures, at least, for each of its questions."""
 SMALL = 0.05
 """Seconds that a batch takes below which a single thread may be the fastest: waking the others takes time too."""
+
+
+def is_there(name: str) -> bool:
+    """Whether an engine has all that it needs here."""
+    return all(map(find_spec, PACKAGES.get(name, ()))) and (name != "packed" or can_pack())
+
+
+def usual_engine(model: nn.Module) -> EngineName:
+    """What runs a model on the CPU if nobody asks for anything: torch, with packed matrices where it has them."""
+    floats = all(p.dtype == torch.float32 for p in model.parameters())
+    return "packed" if floats and not is_of_text(model) and is_there("packed") else "eager"
 
 
 def choose_engine(
@@ -81,6 +95,8 @@ def make_engine(name: str, model: nn.Module, preprocess: Preprocess) -> Engine:
     check_engine(name)
     if name == "eager":
         return Eager(model)
+    if name == "packed":
+        return Packed(packed(model))
     refuse_text(model)
     if name == "compile":
         graph = graph_of(model, preprocess)
@@ -142,7 +158,7 @@ def _fastest(
     `first` is always there; `others` are made by their names, as far as they are installed and can be.
     """
     threads = torch.get_num_threads()
-    names = [first.name, *(name for name in others if all(find_spec(package) for package in PACKAGES[name]))]
+    names = [first.name, *filter(is_there, others)]
     versions = [_version(package) for name in names for package in PACKAGES.get(name, ())]
     key = key_of([about, batch_size, names, versions, machine(), __version__])
     engines = {(str(first.name), threads): first}

@@ -84,6 +84,12 @@ class Eager(Engine):
         return self.model(x)
 
 
+class Packed(Eager):
+    """The same with packed matrices (`vitral.inference.packed`)."""
+
+    name = "packed"
+
+
 class Compiled(Engine):
     """Machine code that torch's own compiler made of a graph, for any number of images."""
 

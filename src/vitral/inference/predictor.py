@@ -30,8 +30,8 @@ from vitral.data.sources.folder import list_images
 from vitral.data.targets import View
 from vitral.data.transforms import eval_view
 from vitral.errors import CheckpointError, ConfigError, ImageError, InputError, VitralError
-from vitral.inference.choose import choose_engine, open_engine
-from vitral.inference.engines import Document, Engine, FileEngine, is_exported
+from vitral.inference.choose import choose_engine, open_engine, usual_engine
+from vitral.inference.engines import Document, Engine, FileEngine, Packed, is_exported
 from vitral.inference.export import EMBED, refuse_text
 from vitral.inference.memory import keep_freed_memory
 from vitral.inference.text import WritingFile
@@ -64,10 +64,10 @@ class Predictor:
 
     `slide` lets a segmenter look at large images window by window, at their own resolution, instead of at a small copy
     of the whole. `writing` is how a model that writes text does it: greedily if it is not given. A source may also be
-    an exported file. `engine` is what computes, a `vitral.config.EngineChoice`: by default torch, or for an exported
-    file what it was made for; `auto` measures once which is the fastest here, in how many threads, and if no
-    `batch_size` is given in batches of which size. `workers` threads read images while it
-    computes. `merge` makes a ViT quicker by token merging (`vitral.models.merge`).
+    an exported file. `engine` is what computes, a `vitral.config.EngineChoice`: by default torch, with packed matrices
+    where it has them and the model was loaded here, or for an exported file what it was made for; `auto` measures once
+    which is the fastest here, in how many threads, and if no `batch_size` is given in batches of which size. `workers`
+    threads read images while it computes. `merge` makes a ViT quicker by token merging (`vitral.models.merge`).
     """
 
     def __init__(
@@ -107,6 +107,8 @@ class Predictor:
             raise ConfigError(f"engines run on the CPU, got device {device!r}; leave one of the two out.")
         if self._model is not None:
             self._model.to(device)
+            if engine is None and not isinstance(source, nn.Module) and device == "cpu":
+                engine = usual_engine(self._model)
             if engine not in (None, "eager"):
                 refuse_text(self._model)
                 self.network, batch_size = choose_engine(str(engine), self._model, self.preprocess, batch_size)
@@ -257,7 +259,8 @@ class Predictor:
         """The model that gives one vector for an image or text."""
         if self.task.pool == "tokens":
             raise InputError("this model has a vector for each token, not one for a text; embed with another.")
-        return self.model if isinstance(self.model, TextEncoder) else self.backbone
+        model = self.network.model if isinstance(self.network, Packed) else self.model
+        return model if isinstance(model, TextEncoder) else image_backbone_of(model)
 
     def with_model(self, model: AnyModel) -> "Predictor":
         """The same task and inputs with another model, run by torch."""

@@ -9,7 +9,8 @@ import math
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
+
+from vitral.nn.packed import PackedLinear, can_pack
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -51,16 +54,17 @@ def ratio(times: Mapping[str, list[float]], slow: str, fast: str) -> tuple[float
     return statistics.median(times[slow]) / statistics.median(times[fast]), error
 
 
-def gemm_call() -> Callable[[], Tensor]:
-    """A large fp32 matrix product, of `GEMM_MACS` multiply-adds, to be measured among rivals."""
-    rows, inner, columns = GEMM_SHAPE
-    a, b = torch.randn(rows, inner), torch.randn(inner, columns)
-    return lambda: a @ b
+def gemm_call(shape: tuple[int, int, int] = GEMM_SHAPE) -> Callable[[], Tensor]:
+    """A large fp32 matrix product as fast as torch has one, to be measured among rivals."""
+    rows, inner, columns = shape
+    x, layer = torch.randn(rows, inner), torch.nn.Linear(inner, columns, bias=False).requires_grad_(False)
+    return partial(PackedLinear(layer) if can_pack() else layer, x)
 
 
-def gemm_rate(seconds: float = 2.0) -> float:
-    """Multiply-adds per second of a large fp32 matrix product, the best of several: what the machine can do."""
-    return GEMM_MACS / min(interleave({"gemm": gemm_call()}, seconds)["gemm"])
+def gemm_rate(shapes: Sequence[tuple[int, int, int]] = (GEMM_SHAPE,), seconds: float = 2.0) -> float:
+    """Multiply-adds per second of fp32 matrix products, the best of several: what the machine can do."""
+    times = interleave({shape: gemm_call(shape) for shape in shapes}, seconds)
+    return max(math.prod(shape) / min(t) for shape, t in times.items())
 
 
 def machine() -> dict[str, Any]:

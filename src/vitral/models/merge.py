@@ -114,7 +114,8 @@ def merging_block(
     def look(x: Tensor) -> Tensor:
         q, k, v = block.attn.heads(x)
         keys.append(k.mean(dim=1)[:, prefix:])  # (B, N', d)
-        return block.drop_path1(block.ls1(block.attn.look(q, k, v, size_bias(groups.sizes, prefix))))
+        seen = block.attn.look(q, k, v, size_bias(groups.sizes, prefix))
+        return block.drop_path1(block.ls1(block.attn.proj_drop(block.attn.proj(seen))))
 
     z = residual(block.norm1, look, z)  # Eq. 2
     if r:

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitral.nn.packed import PackedLinear
+
 KeysValues = tuple[Tensor, Tensor]
 Project = Callable[[Tensor, Tensor], KeysValues]
 
@@ -38,9 +40,13 @@ def causal_mask(tokens: int, past: int, visible: Tensor | None, device: torch.de
 
 def softmax_rows(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
     """softmax(q k^T / sqrt(d)), written out: (B, h, N_q, d), (B, h, N_k, d) -> (B, h, N_q, N_k)."""
-    scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+    return masked_softmax(q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5, mask)
+
+
+def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """The softmax over keys, hidden by a boolean mask, or favoured by numbers that are added."""
     if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
     return scores.softmax(dim=-1)
 
 
@@ -60,21 +66,43 @@ class Attention(nn.Module):
 
     def forward(self, z: Tensor, mask: Tensor | None = None, keep: slice | None = None) -> Tensor:
         """(B, N, D) -> (B, N, D), or only the tokens in `keep`, which still look at all the others."""
-        return self.look(*self.heads(z, keep), mask)
+        return self.proj_drop(self.proj(self.mix(z, mask, keep)))
 
-    def heads(self, z: Tensor, keep: slice | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Q, K and V of all tokens, Q perhaps of those in `keep` alone: (B, N, D) -> (B, h, N, d) each."""
+    def mix(self, z: Tensor, mask: Tensor | None = None, keep: slice | None = None) -> Tensor:
+        """What the heads find, side by side: (B, N, D) -> (B, N, D), or only for the tokens in `keep`, a few."""
         if keep is None:
-            q, k, v = self._split(self.qkv(z))
-        else:
-            (q,), (k, v) = self._project(z[:, keep], 0, 1), self._project(z, 1, 3)
+            return self.look(*self.heads(z), mask)
+        if self._is_plain() and not (self.training and self.attn_drop):
+            return self._mix_few(z, keep, mask)
+        q, k, v = self.heads(z)
+        return self.look(q[:, :, keep], k, v, mask)
+
+    def heads(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Q, K and V of all tokens: (B, N, D) -> (B, h, N, d) each."""
+        q, k, v = self._split(self.qkv(z))
         return q, k, v
 
     def look(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """What the heads find, side by side, times W_O: (B, h, N, d) each -> (B, N, D)."""
+        """What the heads find, side by side: (B, h, N, d) each -> (B, N, D)."""
         dropout = self.attn_drop if self.training else 0.0
         heads = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)  # (B, h, N, d)
-        return self.proj_drop(self.proj(heads.transpose(1, 2).flatten(2)))
+        return heads.transpose(1, 2).flatten(2)
+
+    def _mix_few(self, z: Tensor, keep: slice, mask: Tensor | None) -> Tensor:
+        """The same for a few queries, without a key or a value of any token.
+
+        q . (W_K x + b_K) = (W_K^T q) . x + a number that the softmax drops, being the same for every x; and as the rows
+        of the softmax sum to 1, sum_x a_x (W_V x + b_V) = W_V (sum_x a_x x) + b_V.
+        """
+        h, D = self.num_heads, z.shape[2]
+        W_K, W_V = self.qkv.weight[D:].view(2, h, -1, D)  # (h, d, D) each
+        (q,) = self._project(z[:, keep], 0, 1)  # (B, h, n, d)
+        u = q @ W_K  # (B, h, n, D)
+        scores = u.flatten(1, 2) @ z.mT * q.shape[-1] ** -0.5  # (B, h n, N)
+        a = masked_softmax(scores.view(*q.shape[:3], -1), mask)
+        mean = (a.flatten(1, 2) @ z).view_as(u)  # sum_x a_x x
+        heads = (mean @ W_V.mT).transpose(1, 2).flatten(2)  # (B, n, D)
+        return heads if self.qkv.bias is None else heads + self.qkv.bias[2 * D :]
 
     def rows(self, z: Tensor, queries: Tensor, mask: Tensor | None = None) -> Tensor:
         """Exact softmax rows of the tokens `queries` (n): (B, N, D) -> (B, h, n, N). Nothing larger is made."""
@@ -86,11 +114,17 @@ class Attention(nn.Module):
 
         Whatever has been put in the place of a plain linear layer, or hooked to it, is called as a whole.
         """
-        if type(self.qkv) is not nn.Linear or self.qkv._forward_hooks or self.qkv._forward_pre_hooks:
+        if not self._is_plain():
             return self._split(self.qkv(z))[first:last]
         D = self.qkv.in_features
         bias = None if self.qkv.bias is None else self.qkv.bias[first * D : last * D]
         return self._split(F.linear(z, self.qkv.weight[first * D : last * D], bias))
+
+    def _is_plain(self) -> bool:
+        """Whether `qkv` is a linear layer and nothing but that, so that parts of its matrix may be used alone."""
+        return type(self.qkv) in (nn.Linear, PackedLinear) and not (
+            self.qkv._forward_hooks or self.qkv._forward_pre_hooks
+        )
 
     def _split(self, qkv: Tensor) -> Tensor:
         """(B, N, parts * D) -> (parts, B, h, N, d)."""
