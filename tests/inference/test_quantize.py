@@ -15,7 +15,10 @@ from vitral.config import QuantizeOptions
 from vitral.data.sources.open import open_data
 from vitral.errors import ConfigError, VitralError
 from vitral.inference import quantize as q
+from vitral.inference.export import convert_openvino, quiet
+from vitral.inference.graph import graph_of
 from vitral.inference.predictor import Predictor
+from vitral.models.merge import merged
 
 
 @pytest.fixture
@@ -124,3 +127,15 @@ def test_more_and_more_layers_are_kept(run):
     assert none == []
     assert Counter(ends) == {"Convolution": 1, "MatMul": 1}
     assert len(more) >= len(ends) + predictor.model.config.depth
+
+
+def test_products_that_merge_tokens_are_told_from_layers_and_attention():
+    model = tiny_predictor("classify").model
+    for amount, blocks in ((0, 0), (3, 1)):  # of two blocks the last, which answers for [CLS] alone, merges none
+        with quiet():
+            graph = convert_openvino(graph_of(merged(model, amount) if amount else model, model.preprocess))
+        products = [op.get_friendly_name() for op in graph.get_ordered_ops() if op.get_type_name() == "MatMul"]
+        layers = {name for _, names in q.keep_steps(graph) for name in names}
+        found = q.merging_products(graph)
+        assert len(found) == 3 * blocks  # likeness, sizes and means
+        assert set(found) <= set(products) - layers

@@ -97,11 +97,11 @@ class Attention(nn.Module):
         h, D = self.num_heads, z.shape[2]
         W_K, W_V = self.qkv.weight[D:].view(2, h, -1, D)  # (h, d, D) each
         (q,) = self._project(z[:, keep], 0, 1)  # (B, h, n, d)
-        u = q @ W_K  # (B, h, n, D)
-        scores = u.flatten(1, 2) @ z.mT * q.shape[-1] ** -0.5  # (B, h n, N)
-        a = masked_softmax(scores.view(*q.shape[:3], -1), mask)
-        mean = (a.flatten(1, 2) @ z).view_as(u)  # sum_x a_x x
-        heads = (mean @ W_V.mT).transpose(1, 2).flatten(2)  # (B, n, D)
+        u = torch.einsum("bhqd,hde->bhqe", q, W_K)  # (B, h, n, D)
+        scores = torch.einsum("bhqe,bke->bhqk", u, z) * q.shape[-1] ** -0.5
+        a = masked_softmax(scores, mask)  # (B, h, n, N)
+        mean = torch.einsum("bhqk,bke->bhqe", a, z)  # sum_x a_x x
+        heads = torch.einsum("bhqe,hde->bqhd", mean, W_V).flatten(2)  # (B, n, D)
         return heads if self.qkv.bias is None else heads + self.qkv.bias[2 * D :]
 
     def rows(self, z: Tensor, queries: Tensor, mask: Tensor | None = None) -> Tensor:
