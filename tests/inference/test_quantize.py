@@ -129,13 +129,14 @@ def test_more_and_more_layers_are_kept(run):
     assert len(more) >= len(ends) + predictor.model.config.depth
 
 
-def test_products_that_merge_tokens_are_told_from_layers_and_attention():
+def test_products_that_are_no_layers_stay_exact():
     model = tiny_predictor("classify").model
-    for amount, blocks in ((0, 0), (3, 1)):  # of two blocks the last, which answers for [CLS] alone, merges none
+    for amount, merges in ((0, 0), (3, 1)):  # of two blocks the last, which answers for [CLS] alone, merges none
         with quiet():
             graph = convert_openvino(graph_of(merged(model, amount) if amount else model, model.preprocess))
-        products = [op.get_friendly_name() for op in graph.get_ordered_ops() if op.get_type_name() == "MatMul"]
+        products = {op.get_friendly_name() for op in graph.get_ordered_ops() if op.get_type_name() == "MatMul"}
         layers = {name for _, names in q.keep_steps(graph) for name in names}
-        found = q.merging_products(graph)
-        assert len(found) == 3 * blocks  # likeness, sizes and means
-        assert set(found) <= set(products) - layers
+        found = q.other_products(graph)
+        assert len(found) == 4 + 3 * merges  # W_K, scores, sums and W_V of [CLS]; likeness, sizes and means
+        assert set(found) <= products - layers
+        assert len(products) == len(found) + 4 + 3 + 1  # qkv, proj, fc1, fc2; q, fc1, fc2 with proj; and the head

@@ -112,7 +112,7 @@ def int8_openvino(model: Any, images: np.ndarray, keep: list[str]) -> Any:
         subset_size=len(images),
         model_type=nncf.ModelType.TRANSFORMER,
         preset=nncf.QuantizationPreset.MIXED,
-        ignored_scope=nncf.IgnoredScope(names=[*keep, *merging_products(model)], validate=False),
+        ignored_scope=nncf.IgnoredScope(names=[*keep, *other_products(model)], validate=False),
     )
 
 
@@ -126,26 +126,13 @@ def keep_steps(model: Any) -> Iterator[tuple[str, list[str]]]:
     yield "every layer but the first, the last and those after activations", [*ends, *after]
 
 
-def merging_products(model: Any) -> list[str]:
-    """The products by which token merging finds pairs and takes means: in eight bits every token would be coarser."""
-    return [
-        op.get_friendly_name()
-        for op in model.get_ordered_ops()
-        if op.get_type_name() == "MatMul" and (_finds_pairs(op) or _takes_means(op))
-    ]
+def other_products(model: Any) -> list[str]:
+    """The products that are no layers, nor in attention: few and small, but by them tokens are merged or chosen.
 
-
-def _finds_pairs(op: Any) -> bool:
-    """Whether the largest of its results are looked for."""
-    return any(target.get_node().get_type_name() == "TopK" for target in op.output(0).get_target_inputs())
-
-
-def _takes_means(op: Any) -> bool:
-    """Whether it multiplies by zeros and ones that tell which token joins which."""
-    node = op.input_value(0).get_node()
-    while node.get_type_name() in ("Broadcast", "Convert", "Multiply"):
-        node = node.input_value(0).get_node()
-    return node.get_type_name() == "Equal"
+    In eight bits every token that passes them would be coarser.
+    """
+    products = [op for op in model.get_ordered_ops() if op.get_type_name() == "MatMul"]
+    return [op.get_friendly_name() for op in products if not _weighs(op) or len(op.input_value(1).get_partial_shape()) != 2]
 
 
 def _weighs(op: Any) -> bool:
