@@ -30,6 +30,9 @@ from vitral.config import Preprocess
 
 NAME, BATCH, PARTS, WARM_UP = "vit_small_patch16_224", 32, 10, 8
 PLAIN = "timm and Pillow"
+WAYS: dict[str, dict[str, Any]] = {
+    "vitral": {}, "vitral, no workers": {"workers": 0}, "vitral, eager": {"engine": "eager"}
+}  # fmt: skip
 P = Preprocess(img_size=224, crop_pct=0.875)
 
 
@@ -64,16 +67,15 @@ def make_plain(source: Path, threads: int) -> dict[str, Callable[[Sequence[Path]
     return {PLAIN: partial(plain_loop, timm_model)}
 
 
-def make_ours(source: Path, threads: int) -> dict[str, Callable[[Sequence[Path]], list[float]]]:
+def make_ours(source: Path, threads: int, ways: Sequence[str]) -> dict[str, Callable[[Sequence[Path]], list[float]]]:
     """The predictor as it comes, waiting for every image, and in torch as it is."""
     torch.set_num_threads(threads)
-    ways = {"vitral": {}, "vitral, no workers": {"workers": 0}, "vitral, eager": {"engine": "eager"}}
-    return {name: partial(predict, Predictor(source, **options)) for name, options in ways.items()}
+    return {name: partial(predict, Predictor(source, **WAYS[name])) for name in ways}
 
 
-def measure(paths: list[Path], source: Path, threads: int) -> tuple[dict[str, list[float]], float]:
+def measure(paths: list[Path], source: Path, threads: int, ways: Sequence[str]) -> tuple[dict[str, list[float]], float]:
     """Seconds of each rival for each part, and the largest difference of an answer from the plain loop's."""
-    sides = [Side(make_plain, source, threads), Side(make_ours, source, threads)]
+    sides = [Side(make_plain, source, threads), Side(make_ours, source, threads, ways)]
     rivals = {name: partial(side.call, name) for side in sides for name in side.names}
     names, size = list(rivals), -(-len(paths) // PARTS)
     times: dict[str, list[float]] = {name: [] for name in names}
@@ -97,6 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=["vitral"])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / f"{i:05}.jpg" for i in range(options.images)]
@@ -106,7 +109,7 @@ def main() -> None:
         nn.init.normal_(model.get_parameter("head.weight"), std=0.1)  # tells classes apart
         model.preprocess = P
         save_model(model, Path(folder) / "run", layout="vitral")
-        times, difference = measure(paths, Path(folder) / "run", options.threads)
+        times, difference = measure(paths, Path(folder) / "run", options.threads, options.ways)
     result: dict[str, Any] = {"images": options.images, "largest_difference": difference, "rivals": {}}
     for name, seconds in times.items():
         ratios = [a / b for a, b in zip(times[PLAIN], seconds, strict=True)]

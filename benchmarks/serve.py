@@ -33,6 +33,8 @@ from measure import write_json
 
 HERE = Path(__file__).resolve()
 TOP_K = 5
+CUT_OFF = 0
+"""Stands for the status of a request that no answer came to."""
 
 
 # ---- the rivals, each in a process of its own ----
@@ -158,9 +160,13 @@ async def load(url: str, clients: int, seconds: float, data: list[bytes]) -> tup
             i = number
             while time.perf_counter() < end:
                 began = time.perf_counter()
-                response = await client.post(
-                    "/v1/predict", files={"image": ("a.jpg", data[i % len(data)], "image/jpeg")}
-                )
+                try:
+                    response = await client.post(
+                        "/v1/predict", files={"image": ("a.jpg", data[i % len(data)], "image/jpeg")}
+                    )
+                except httpx.TransportError:
+                    statuses[CUT_OFF] += 1
+                    continue
                 statuses[response.status_code] += 1
                 if response.status_code == 200:
                     took.append(time.perf_counter() - began)
@@ -248,10 +254,22 @@ def main() -> None:
                         speeds.setdefault((name, clients), []).append(len(took) / o.seconds)
                         latencies.setdefault((name, clients), []).extend(took)
             checked = True
+        rows = table(o, speeds, latencies)
         queue = Serving().max_queue
         with started("vitral", source) as (url, process):
             over = overload(url, process, 2 * queue, o.soak, data)
-    rows = []
+    print(
+        f"{over['clients']} clients on a queue of {queue} for {o.soak:g} s: {over['per_second']:.1f} a second, p99 "
+        f"{1000 * over['p99']:.0f} ms, statuses {over['statuses']}, memory {over['rss_growth']:+.1%}"
+    )
+    print(write_json(o.out, {"model": o.model, "rows": rows, "overload": over}))
+
+
+def table(
+    o: argparse.Namespace, speeds: dict[tuple[str, int], list[float]], latencies: dict[tuple[str, int], list[float]]
+) -> list[dict[str, Any]]:
+    """Print what was measured of each rival, and return it."""
+    rows: list[dict[str, Any]] = []
     print(f"{o.model}: images per second, median of {o.rounds} rounds of {o.seconds:g} s")
     print(" clients      rival   per second   vitral is    p50 ms    p99 ms")
     for clients in o.clients:
@@ -267,11 +285,7 @@ def main() -> None:
             print(
                 f"{clients:8} {name:>10} {mine:12.1f} {r['ratio']:10.2f}x {1000 * r['p50']:9.1f} {1000 * r['p99']:9.1f}"
             )
-    print(
-        f"{over['clients']} clients on a queue of {queue} for {o.soak:g} s: {over['per_second']:.1f} a second, p99 "
-        f"{1000 * over['p99']:.0f} ms, statuses {over['statuses']}, memory {over['rss_growth']:+.1%}"
-    )
-    print(write_json(o.out, {"model": o.model, "rows": rows, "overload": over}))
+    return rows
 
 
 if __name__ == "__main__":

@@ -139,4 +139,4 @@ def test_products_that_are_no_layers_stay_exact():
         found = q.other_products(graph)
         assert len(found) == 4 + 3 * merges  # W_K, scores, sums and W_V of [CLS]; likeness, sizes and means
         assert set(found) <= products - layers
-        assert len(products) == len(found) + 4 + 3 + 1  # qkv, proj, fc1, fc2; q, fc1, fc2 with proj; and the head
+        assert len(products) == len(found) + 4 + 4 + 1  # qkv or q, proj, fc1, fc2 of each block, and the head

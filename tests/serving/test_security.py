@@ -292,6 +292,27 @@ def test_logs_are_json_without_keys_images_or_names(runs, tmp_path):
 
 
 @pytest.mark.slow
+def test_who_is_refused_hears_so_whatever_was_sent_and_may_ask_again(runs, tmp_path):
+    """A connection that is closed while something is still being sent takes the answer with it."""
+    keys = tmp_path / "keys"
+    keys.write_text(KEY)
+    body = json.dumps({"image": base64.b64encode(picture()).decode(), "padding": "x" * 3_000_000})
+    with serving(runs["classify"], "--api-key-file", keys) as (url, _, _):
+        address = urlsplit(url)
+        c = http.client.HTTPConnection(address.hostname, address.port, timeout=30)
+        for key, status in ((KEY[::-1], 401), (KEY[::-1], 401), (KEY, 422)):  # the last for the padding
+            c.request(
+                "POST", "/v1/predict", body, {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+            )
+            connection, response = c.sock, c.getresponse()
+            assert response.status == status
+            assert response.getheader("connection") != "close"
+            assert json.loads(response.read())["error"]["code"]
+            assert c.sock is connection
+        c.close()
+
+
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_said_at_once(process, runs, capsys):
     assert main(["serve", str(runs["classify"]), "--port", str(process.port)]) == 2
     assert f"cannot listen on 127.0.0.1, port {process.port}" in capsys.readouterr().err

@@ -132,7 +132,9 @@ def other_products(model: Any) -> list[str]:
     In eight bits every token that passes them would be coarser.
     """
     products = [op for op in model.get_ordered_ops() if op.get_type_name() == "MatMul"]
-    return [op.get_friendly_name() for op in products if not _weighs(op) or len(op.input_value(1).get_partial_shape()) != 2]
+    return [
+        op.get_friendly_name() for op in products if not _weighs(op) or len(op.input_value(1).get_partial_shape()) != 2
+    ]
 
 
 def _weighs(op: Any) -> bool:

@@ -16,6 +16,8 @@ from vitral.errors import ConfigError
 from vitral.serving.refusals import RefusedError, busy
 
 KEYS_VARIABLE = "VITRAL_API_KEYS"
+DISCARD_SECONDS = 1.0
+"""How long a client that is refused may go on sending."""
 SHORTEST_KEY = 16
 OPEN = ("/", "/docs", "/openapi.json", "/healthz", "/readyz")
 """What needs no key: pages, which hold no secret, and whether the server lives."""
@@ -117,9 +119,9 @@ class Guard:
                 headers.setdefault("Cache-Control", "no-cache" if scope["path"].startswith(PAGE) else "no-store")
             await send(message)
 
-        held = 0
+        held, unread = 0, True
+        headers = Headers(scope=scope)
         try:
-            headers = Headers(scope=scope)
             self._check(scope, headers)
             if scope["method"] in ("GET", "HEAD"):
                 await self.app(scope, receive, send_safely)
@@ -137,9 +139,11 @@ class Guard:
                             raise busy()
             except TimeoutError:
                 raise RefusedError(408, "slow_upload", f"the request was not there after {self.seconds:g} s.") from None
+            unread = False
             await self.app(scope, _replay(bytes(body), receive), send_safely)
         except RefusedError as refusal:
-            refusal.headers.setdefault("Connection", "close")  # what is still being sent is not read
+            if unread and ("expect" in headers or not await _discard(receive, self.max_body)):
+                refusal.headers.setdefault("Connection", "close")  # what is still being sent is not read
             await refusal.response()(scope, receive, send_safely)
         finally:
             self.buffered -= held
@@ -177,6 +181,22 @@ async def _chunks(receive: Receive) -> AsyncIterator[bytes]:
         yield message.get("body", b"")
         if not message.get("more_body", False):
             return
+
+
+async def _discard(receive: Receive, most: int) -> bool:
+    """Read on and keep nothing, for a moment: to close before all has come would cut the answer off as well.
+
+    Return whether all has come.
+    """
+    try:
+        async with asyncio.timeout(DISCARD_SECONDS):
+            async for chunk in _chunks(receive):
+                most -= len(chunk)
+                if most < 0:
+                    return False
+    except (TimeoutError, RefusedError):
+        return False
+    return True
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
