@@ -4,7 +4,7 @@
 
 Rivals: transformers (SDPA), timm eager, timm compiled with freezing, timm in OpenVINO, and with --int8 the int8 models
 of NNCF, with --merge ours with that share of the patches merged away too. Prints the ratio of each to timm eager, and
-of vitral's best to the best rival of its kind, by rounds that are interleaved; writes results/inference.json.
+of vitral's best to the best rival of its kind, by rounds that are interleaved; writes results/NAME.json (--out).
 The rivals compute in a process of their own, as they do for those who use them, and ours in another, where memory is
 kept between passes as `vitral.Predictor` lets it be; one of the two is at rest while the other computes.
 --shared-memory-settings lets the rivals' process keep its memory too.
@@ -102,6 +102,7 @@ def main() -> None:
     parser.add_argument("--int8", action="store_true")
     parser.add_argument("--merge", type=float, default=0.0, help="share of the patches, or how many in each block")
     parser.add_argument("--shared-memory-settings", action="store_true")
+    parser.add_argument("--out", default="inference", help="name of the result")
     options = parser.parse_args()
 
     rows = []
@@ -131,7 +132,7 @@ def main() -> None:
         for side in sides:
             side.close()
     settings = {"merge": options.merge, "shared_memory_settings": options.shared_memory_settings}
-    print(f"wrote {write_json('inference', {**settings, 'rows': rows})}")
+    print(f"wrote {write_json(options.out, {**settings, 'rows': rows})}")
 
 
 def own_products(model: Any, batch: int) -> list[tuple[int, int, int]]:

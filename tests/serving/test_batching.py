@@ -82,8 +82,8 @@ def test_what_comes_meanwhile_travels_together_and_each_gets_its_own_result():
     run(scenario)
 
 
-def test_a_full_batch_leaves_and_a_crowd_is_waited_for():
-    """After a batch with three under way, the next waits for three: here for longer than the test may take."""
+def test_half_of_those_under_way_leave_and_the_other_half_is_waited_for():
+    """After four with three others under way, the next batch waits for four: here longer than the test may take."""
 
     async def scenario():
         gate = Gate()
@@ -91,15 +91,15 @@ def test_a_full_batch_leaves_and_a_crowd_is_waited_for():
         batcher.start()
         first = asyncio.create_task(ask(batcher, 0))
         await gate.wait()
-        others = [asyncio.create_task(ask(batcher, i)) for i in (1, 2)]
+        others = [asyncio.create_task(ask(batcher, i)) for i in range(1, 8)]
         await settle()
         gate.open.set()
-        await first  # three were under way: two wait for a third
+        await asyncio.gather(first, *others[:4])  # eight were under way, then seven
         await settle()
-        assert len(gate.batches) == 1
-        third = asyncio.create_task(ask(batcher, 3))
-        await asyncio.gather(*others, third)
-        assert gate.batches[1] == ("k", [1, 2, 3])
+        assert gate.batches[1:] == [("k", [1, 2, 3, 4])]
+        eighth = asyncio.create_task(ask(batcher, 8))
+        await asyncio.gather(*others, eighth)
+        assert gate.batches[2:] == [("k", [5, 6, 7, 8])]
         await batcher.close()
 
     run(scenario)
@@ -112,12 +112,12 @@ def test_the_first_of_a_batch_does_not_wait_for_ever():
         batcher.start()
         first = asyncio.create_task(ask(batcher, 0))
         await gate.wait()
-        second = asyncio.create_task(ask(batcher, 1))
+        others = [asyncio.create_task(ask(batcher, i)) for i in (1, 2, 3)]
         await settle()
         gate.open.set()
-        await asyncio.gather(first, second)  # two were under way, and nobody joins the second
+        await asyncio.gather(first, *others)  # three were under way at last, and nobody joins the third
         await batcher.close()
-        assert [len(items) for _, items in gate.batches] == [1, 1]
+        assert [len(items) for _, items in gate.batches] == [1, 2, 1]
 
     run(scenario)
 

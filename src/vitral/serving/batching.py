@@ -1,7 +1,8 @@
 """Questions that come at about the same time are answered as one batch. Knows nothing of models or HTTP.
 
-A batch leaves when it is full, when its first question has waited long enough, or when as many are there as were under
-way with the batch before: so one client alone never waits, and eight that ask again and again travel together.
+A batch takes half of those that are under way, so that the others are read while it computes, and nothing is idle:
+eight clients that ask again and again travel in two groups by turns, and one alone never waits. It leaves when it has
+that many, when it is full, or when its first question has waited long enough.
 """
 
 import asyncio
@@ -143,7 +144,7 @@ class Batcher:
             while self._waiting and self._waiting[0].done.done():
                 self._waiting.popleft()
             left = self._waiting[0].came + self._wait - loop.time() if self._waiting else None
-            enough = min(self._max_batch, self._crowd)
+            enough = min(self._max_batch, -(-max(self._crowd, len(self._waiting)) // 2))
             if left is not None and (len(self._waiting) >= enough or left <= 0 or self._closing):
                 break
             self._news.clear()
@@ -155,7 +156,7 @@ class Batcher:
         others: deque[_Job] = deque()
         for job in self._waiting:
             if not job.done.done():
-                (batch if job.key == key and len(batch) < self._max_batch else others).append(job)
+                (batch if job.key == key and len(batch) < enough else others).append(job)
         self._waiting = others
         return batch
 
