@@ -50,6 +50,11 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     return scores.softmax(dim=-1)
 
 
+def by_head(x: Tensor, W: Tensor) -> Tensor:
+    """A matrix for each head, not copied for each image: (B, h, n, i), (h, i, o) -> (B, h, n, o)."""
+    return (x.transpose(0, 1).flatten(1, 2) @ W).unflatten(1, (-1, x.shape[2])).transpose(0, 1)
+
+
 class Attention(nn.Module):
     """head_i = softmax(Q_i K_i^T / sqrt(d)) V_i; the heads side by side, times W_O.
 
@@ -97,11 +102,11 @@ class Attention(nn.Module):
         h, D = self.num_heads, z.shape[2]
         W_K, W_V = self.qkv.weight[D:].view(2, h, -1, D)  # (h, d, D) each
         (q,) = self._project(z[:, keep], 0, 1)  # (B, h, n, d)
-        u = torch.einsum("bhqd,hde->bhqe", q, W_K)  # (B, h, n, D)
-        scores = torch.einsum("bhqe,bke->bhqk", u, z) * q.shape[-1] ** -0.5
+        u = by_head(q, W_K)  # (B, h, n, D)
+        scores = (u.flatten(1, 2) @ z.mT).unflatten(1, (h, -1)) * q.shape[-1] ** -0.5
         a = masked_softmax(scores, mask)  # (B, h, n, N)
-        mean = torch.einsum("bhqk,bke->bhqe", a, z)  # sum_x a_x x
-        heads = torch.einsum("bhqe,hde->bqhd", mean, W_V).flatten(2)  # (B, n, D)
+        mean = (a.flatten(1, 2) @ z).unflatten(1, (h, -1))  # sum_x a_x x
+        heads = by_head(mean, W_V.mT).transpose(1, 2).flatten(2)  # (B, n, D)
         return heads if self.qkv.bias is None else heads + self.qkv.bias[2 * D :]
 
     def rows(self, z: Tensor, queries: Tensor, mask: Tensor | None = None) -> Tensor:
