@@ -50,6 +50,7 @@ def test_a_full_disk_keeps_the_last_checkpoint_and_the_run_goes_on_from_it(tmp_p
 
 FIFTY_EPOCHS = """
 import sys
+from statistics import median
 import vitral
 from vitral.training import loop
 
@@ -63,7 +64,7 @@ def note(*args):
     seen.append(resident())
 loop.evaluate_average = note
 vitral.train("digits", out=sys.argv[1], epochs=50, eval_every=1, quiet=True)
-print(seen[9], seen[-1], len(seen))
+print(round(median(seen[9:20])), round(median(seen[-11:])), len(seen))
 """
 
 
@@ -76,4 +77,4 @@ def test_memory_is_flat_over_fifty_epochs(tmp_path):
     assert done.returncode == 0, done.stderr
     early, late, epochs = map(int, done.stdout.split())
     assert epochs == 50
-    assert late < 1.02 * early
+    assert late < 1.015 * early  # over thirty epochs; one look alone swings by that much
