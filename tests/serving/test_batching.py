@@ -5,6 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 from vitral.config import Serving
 from vitral.serving.batching import Batcher, BusyError, LateError
@@ -101,6 +102,61 @@ def test_half_of_those_under_way_leave_and_the_other_half_is_waited_for():
         await asyncio.gather(*others, eighth)
         assert gate.batches[2:] == [("k", [5, 6, 7, 8])]
         await batcher.close()
+
+    run(scenario)
+
+
+def test_lanes_run_beside_each_other_and_a_batch_takes_the_share_of_one():
+    """Of six under way, two lanes have two each, and two wait for the first that is done."""
+
+    async def scenario():
+        gate = Gate()
+        batcher = Batcher(gate, Serving(wait_ms=LONG), lanes=2)
+        batcher.start()
+        first = asyncio.create_task(ask(batcher, 0))
+        await gate.wait()
+        others = [asyncio.create_task(ask(batcher, i)) for i in range(1, 6)]
+        await gate.wait()  # while the first is running
+        await settle()
+        assert gate.batches == [("k", [0]), ("k", [1, 2])]
+        gate.open.set()
+        done = await asyncio.gather(first, *others)
+        assert [each.result for each in done] == [("k", i) for i in range(6)]
+        assert gate.batches[2] == ("k", [3, 4])
+        await batcher.close()
+        assert not batcher.alive
+
+    run(scenario)
+
+
+def test_one_that_is_all_there_is_has_every_core_and_others_one_each():
+    async def scenario():
+        begun, go, told = threading.Semaphore(0), threading.Event(), {}
+
+        def work(key, items):
+            told[items[0]] = torch.get_num_threads()
+            begun.release()
+            assert go.wait(60)
+            return items
+
+        before = torch.get_num_threads()
+        torch.set_num_threads(3)
+        try:
+            batcher = Batcher(work, Serving(wait_ms=0), lanes=3)
+            batcher.start()
+            first = asyncio.create_task(ask(batcher, 0))
+            await asyncio.to_thread(begun.acquire, True, 60)
+            second = asyncio.create_task(ask(batcher, 1))
+            await asyncio.to_thread(begun.acquire, True, 60)
+            go.set()
+            await asyncio.gather(first, second)
+            assert told == {0: 3, 1: 1}
+            await ask(batcher, 2)
+            assert told[2] == 3
+            await batcher.close()
+            assert torch.get_num_threads() == 3
+        finally:
+            torch.set_num_threads(before)
 
     run(scenario)
 

@@ -27,6 +27,7 @@ from vitral.config import EngineName, ExportFormat
 from vitral.errors import CheckpointError, ConfigError, InputError, VitralError
 from vitral.inference.compiled import load_or_compile
 from vitral.inference.graph import DECODER, FREE_SIDES, WHOLE, Graph, Parts, assemble
+from vitral.inference.lanes import in_lanes
 from vitral.inference.program import DOCUMENT, checked_program, part_of
 from vitral.models.seq2seq import check_tokens
 
@@ -85,9 +86,13 @@ class Eager(Engine):
 
 
 class Packed(Eager):
-    """The same with packed matrices (`vitral.inference.packed`)."""
+    """The same with packed matrices (`vitral.inference.packed`), and a part of the batch for each core."""
 
     name = "packed"
+
+    def run(self, x: Tensor) -> Any:
+        """What the model gives."""
+        return in_lanes(super().run, x)
 
 
 class Compiled(Engine):

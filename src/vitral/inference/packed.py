@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from vitral.errors import ConfigError, VitralError
 from vitral.inference.graph import twin_of
+from vitral.inference.native import Attend, native_attention
+from vitral.nn.attention import Attention
 from vitral.nn.blocks import PreNormBlock
 from vitral.nn.mlp import MLP, ExactGELU, TanhGELU
 from vitral.nn.packed import NO_ACT, Act, PackedLinear, can_pack
@@ -20,6 +22,21 @@ FUSED: dict[type[nn.Module], Act] = {
     nn.Tanh: ("tanh", ""),
 }
 """Activations that oneDNN applies to a product."""
+
+
+class PackedAttention(Attention):
+    """Attention of all tokens to all by our own kernel."""
+
+    def __init__(self, attention: Attention, attend: Attend) -> None:
+        nn.Module.__init__(self)
+        self.__dict__.update(attention.__dict__)
+        self.attend = attend
+
+    def mix(self, z: Tensor, mask: Tensor | None = None, keep: slice | None = None) -> Tensor:
+        """What the heads find, side by side: (B, N, D) -> (B, N, D), or only for the tokens in `keep`, a few."""
+        if mask is not None or keep is not None:
+            return super().mix(z, mask, keep)
+        return self.attend(self.qkv(z), self.num_heads)
 
 
 class PackedBlock(PreNormBlock):
@@ -53,6 +70,11 @@ def packed(model: nn.Module) -> nn.Module:
         for name, child in part.named_children():
             if type(child) is nn.Linear:
                 setattr(part, name, PackedLinear(child, NO_ACT))
+    if (attend := native_attention()) is not None:
+        for part in list(twin.modules()):
+            for name, child in part.named_children():
+                if type(child) is Attention:
+                    setattr(part, name, PackedAttention(child, attend))
     for part in list(twin.modules()):
         for name, child in part.named_children():
             if type(child) is PreNormBlock and type(child.mlp) is MLP:

@@ -33,6 +33,7 @@ from vitral.errors import CheckpointError, ConfigError, ImageError, InputError, 
 from vitral.inference.choose import choose_engine, open_engine, usual_engine
 from vitral.inference.engines import Document, Engine, FileEngine, Packed, is_exported
 from vitral.inference.export import EMBED, refuse_text
+from vitral.inference.lanes import in_lanes
 from vitral.inference.memory import keep_freed_memory
 from vitral.inference.text import WritingFile
 from vitral.models.backbone import Backbone, backbone_of
@@ -132,6 +133,11 @@ class Predictor:
         return self.network.name if isinstance(self.network, Engine | WritingFile) else "eager"
 
     @property
+    def lanes(self) -> int:
+        """How many threads may compute with it at a time, each in a core of its own."""
+        return torch.get_num_threads() if isinstance(self.network, Packed) else 1
+
+    @property
     def images(self) -> ImageInputs:
         """How images are read, where the model reads images."""
         if not isinstance(self.inputs, ImageInputs):
@@ -226,7 +232,8 @@ class Predictor:
         x = self.inputs.normal(self.inputs.stack(read))
         if isinstance(self.network, FileEngine) and self.network.outputs == ["embedding"]:
             return self.outputs(x)
-        return self.embedder.embed(x.to(self.device)).cpu()
+        embed = self.embedder.embed
+        return (in_lanes(embed, x) if isinstance(self.network, Packed) else embed(x.to(self.device))).cpu()
 
     def _look(self, read: list[Tensor]) -> Any:
         if not self.slide:

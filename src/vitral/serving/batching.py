@@ -1,8 +1,11 @@
 """Questions that come at about the same time are answered as one batch. Knows nothing of models or HTTP.
 
-A batch takes half of those that are under way, so that the others are read while it computes, and nothing is idle:
-eight clients that ask again and again travel in two groups by turns, and one alone never waits. It leaves when it has
-that many, when it is full, or when its first question has waited long enough.
+A batch takes a share of those that are under way, so that others are read while it computes, and nothing is idle: with
+one lane half of them, with two lanes a third, and one alone never waits. It leaves when it has that many, when it is
+full, or when its first question has waited long enough.
+
+A lane is a thread that computes in one core, beside other lanes with batches of their own; a batch that is all there is
+has every core.
 """
 
 import asyncio
@@ -14,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitral.config import Serving
+from vitral.data.ahead import use_one_core_each
 
 
 class BusyError(Exception):
@@ -50,18 +54,26 @@ Run = Callable[[Any, list[Any]], Sequence[Any]]
 
 
 class Batcher:
-    """Gathers items with equal keys, and runs them in one thread; `watch` is told size and seconds of each batch."""
+    """Gathers items with equal keys, and runs them; `watch` is told size and seconds of each batch.
 
-    def __init__(self, run: Run, options: Serving, watch: Callable[[int, float], None] = lambda size, seconds: None):
+    With several lanes, `run` is called by several threads at a time.
+    """
+
+    def __init__(
+        self, run: Run, options: Serving, watch: Callable[[int, float], None] = lambda size, seconds: None,
+        lanes: int = 1,
+    ) -> None:  # fmt: skip
         self._run, self._watch = run, watch
         self._max_batch, self._wait, self._max_queue = options.max_batch, options.wait_ms / 1000, options.max_queue
         self._waiting: deque[_Job] = deque()
+        self._running = 0
         self._crowd = 1
         self._taken = 0
         self._news, self._idle = asyncio.Event(), asyncio.Event()
         self._closing = False
-        self._task: asyncio.Task[None] | None = None
-        self._thread = ThreadPoolExecutor(1)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._lanes, self._all_cores = lanes, ThreadPoolExecutor(1)
+        self._one_core = self._all_cores if lanes == 1 else ThreadPoolExecutor(lanes)
 
     @property
     def taken(self) -> int:
@@ -76,11 +88,13 @@ class Batcher:
     @property
     def alive(self) -> bool:
         """Whether what is sent will be answered."""
-        return self._task is not None and not self._task.done() and not self._closing
+        return bool(self._tasks) and not any(task.done() for task in self._tasks) and not self._closing
 
     def start(self) -> None:
         """Begin, in the running event loop."""
-        self._task = asyncio.create_task(self._work())
+        if self._lanes > 1:
+            use_one_core_each(self._one_core, self._lanes)
+        self._tasks = [asyncio.create_task(self._work()) for _ in range(self._lanes)]
 
     async def close(self) -> None:
         """Take nothing more, and finish what was taken."""
@@ -89,11 +103,12 @@ class Batcher:
         while self._taken:
             self._idle.clear()
             await self._idle.wait()
-        if self._task is not None:
-            self._task.cancel()
+        for task in self._tasks:
+            task.cancel()
             with suppress(asyncio.CancelledError):
-                await self._task
-        self._thread.shutdown()
+                await task
+        for pool in (self._one_core, self._all_cores):
+            pool.shutdown()
 
     @contextmanager
     def place(self) -> Iterator[None]:
@@ -120,14 +135,18 @@ class Batcher:
             raise LateError from None
 
     async def _work(self) -> None:
+        """One lane: batch after batch."""
         loop = asyncio.get_running_loop()
         while True:
             batch = await self._gather()
             began = loop.time()
             items = [job.item for job in batch]
-            results = await loop.run_in_executor(self._thread, self._attempt, batch[0].key, items)
+            self._running += len(batch)
+            pool = self._all_cores if self._taken <= len(batch) else self._one_core
+            results = await loop.run_in_executor(pool, self._attempt, batch[0].key, items)
             ran = loop.time() - began
-            self._crowd = len(batch) + len(self._waiting)
+            self._crowd = self._running + len(self._waiting)
+            self._running -= len(batch)
             self._watch(len(batch), ran)
             for job, result in zip(batch, results, strict=True):
                 if job.done.done():  # nobody waits for it any more
@@ -144,7 +163,8 @@ class Batcher:
             while self._waiting and self._waiting[0].done.done():
                 self._waiting.popleft()
             left = self._waiting[0].came + self._wait - loop.time() if self._waiting else None
-            enough = min(self._max_batch, -(-max(self._crowd, len(self._waiting)) // 2))
+            crowd = max(self._crowd, self._running + len(self._waiting))
+            enough = min(self._max_batch, -(-crowd // (self._lanes + 1)))
             if left is not None and (len(self._waiting) >= enough or left <= 0 or self._closing):
                 break
             self._news.clear()

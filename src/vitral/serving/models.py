@@ -1,9 +1,11 @@
-"""Models by name, each with a thread of its own, and the questions that one can be asked."""
+"""Models by name, each with threads of its own, and the questions that one can be asked."""
 
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from torch import Tensor
@@ -107,7 +109,14 @@ class Served:
         if isinstance(self.predictor.inputs, ImageInputs):
             most_bytes = int(options.max_body_mb * 2**20)
             self.predictor.inputs.limits = ImageLimits(max_bytes=most_bytes, max_pixels=options.max_pixels)
-        self.batcher = Batcher(lambda question, items: question.run(subject, items), options, metrics.batches_of(name))
+        lanes = self.predictor.lanes if subject is self.predictor else 1  # an index is asked by one at a time
+        self.batcher = Batcher(self._run, options, metrics.batches_of(name), lanes)
+        self._explaining = Lock()
+
+    def _run(self, question: Any, items: list[Any]) -> Sequence[Any]:
+        """Answers; what looks inside of a model leaves its marks there meanwhile, and so has no company."""
+        with self._explaining if isinstance(question, Explain) else nullcontext():
+            return question.run(self.subject, items)
 
     def methods(self) -> list[str]:
         """Ways to explain what it does with an image."""

@@ -20,15 +20,20 @@ Found = dict[str, Tensor]
 """What is kept of a model's outputs to judge them by, with the targets: the first axis of each counts images."""
 
 
-def map_tensors(function: Callable[[Tensor], Tensor], outputs: Any) -> Any:
-    """Apply a function to every tensor of what a model gives: one, or lists, tuples and dataclasses of such."""
-    if isinstance(outputs, Tensor):
-        return function(outputs)
-    if isinstance(outputs, list | tuple):
-        return type(outputs)(map_tensors(function, part) for part in outputs)
-    if not is_dataclass(outputs) or isinstance(outputs, type):
-        return outputs
-    return replace(outputs, **{f.name: map_tensors(function, getattr(outputs, f.name)) for f in fields(outputs)})
+def map_tensors(function: Callable[..., Tensor], *outputs: Any) -> Any:
+    """Apply a function to every tensor of what a model gives: one, or lists, tuples and dataclasses of such.
+
+    Several outputs of the same form are gone through together, and the function is given a tensor of each.
+    """
+    first = outputs[0]
+    if isinstance(first, Tensor):
+        return function(*outputs)
+    if isinstance(first, list | tuple):
+        return type(first)(map_tensors(function, *parts) for parts in zip(*outputs, strict=True))
+    if not is_dataclass(first) or isinstance(first, type):
+        return first
+    named = {f.name: [getattr(each, f.name) for each in outputs] for f in fields(first)}
+    return replace(first, **{name: map_tensors(function, *parts) for name, parts in named.items()})
 
 
 def rest_pooling(backbone: Backbone) -> None:
