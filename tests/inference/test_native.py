@@ -1,6 +1,7 @@
 """Our own attention gives what the formula gives, and where it cannot be had, torch's serves."""
 
 import os
+import platform
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +73,29 @@ def test_it_is_the_formula(B, N, heads, d, number, threads):
 
 
 @needs_compiler
+@pytest.mark.parametrize("without", ["-mno-avx512f", "-mno-avx"])
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the words of another compiler")
+def test_processors_with_shorter_vectors_find_the_same(without, fresh, monkeypatch):
+    monkeypatch.setattr(native, "FLAGS", (*native.FLAGS, without))
+    attend = native_attention()
+    assert attend is not None
+    for B, N, heads, d in ((2, 5, 3, 8), (1, 37, 2, 24), (1, 67, 3, 64), (1, 11, 1, 40)):
+        assert_as_exact(attend, torch.randn(B, N, 3 * heads * d, generator=torch.Generator().manual_seed(N)), heads)
+
+
+@needs_compiler
+def test_what_the_kernel_does_not_take_goes_to_torch():
+    attend = native_attention()
+    assert attend is not None
+    qkv = torch.randn(2, 5, 3 * 32, generator=torch.Generator().manual_seed(3))
+    assert attend(qkv.double(), 2).dtype == torch.float64
+    assert difference(attend(qkv.double(), 2).float(), attend(qkv, 2)) < 1e-5
+    assert attend(qkv.clone().requires_grad_(), 2).requires_grad
+    for shape in ((0, 5, 96), (2, 0, 96)):
+        assert attend(torch.zeros(shape), 2).shape == (*shape[:2], 32)
+
+
+@needs_compiler
 def test_scores_that_are_far_apart_stay_exact():
     attend = native_attention()
     assert attend is not None
@@ -82,10 +106,11 @@ def test_scores_that_are_far_apart_stay_exact():
 
 
 @needs_compiler
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+@pytest.mark.parametrize("wrong", [0x7FC00000, 0x7FC00001, 0x7F800000], ids=["nan", "another nan", "inf"])
 def test_what_is_no_number_is_not_hidden(wrong):
     attend = native_attention()
     assert attend is not None
+    wrong = torch.tensor(wrong, dtype=torch.int32).view(torch.float32)
     qkv = torch.randn(2, 19, 3 * 2 * 16, generator=torch.Generator().manual_seed(2))
     right = attend(qkv, 2)
     qkv[1, 4, 32 + 3] = wrong  # a key of the first head of the second image
@@ -161,8 +186,12 @@ def another_system(monkeypatch, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "trouble", [no_compiler, failing_compiler, mistaken_kernel, open_folder, no_folder, another_system]
-)
+    "trouble",
+    [
+        no_compiler, failing_compiler, pytest.param(mistaken_kernel, marks=needs_compiler),
+        pytest.param(open_folder, marks=needs_compiler), no_folder, another_system,
+    ],
+)  # fmt: skip
 def test_without_it_torch_serves(trouble, fresh, tmp_path, monkeypatch):
     trouble(monkeypatch, tmp_path)
     assert native_attention() is None

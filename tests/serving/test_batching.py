@@ -161,6 +161,29 @@ def test_one_that_is_all_there_is_has_every_core_and_others_one_each():
     run(scenario)
 
 
+def test_a_batch_that_nobody_waits_for_any_more_keeps_nobody_waiting():
+    async def scenario():
+        begun, go = threading.Semaphore(0), threading.Event()
+
+        def work(key, items):
+            if items == ["slow"]:
+                begun.release()
+                assert go.wait(60)
+            return items
+
+        batcher = Batcher(work, Serving(wait_ms=0), lanes=2)
+        batcher.start()
+        slow = asyncio.create_task(ask(batcher, "slow", seconds=0.5))
+        await asyncio.to_thread(begun.acquire, True, 60)
+        with pytest.raises(LateError):
+            await slow
+        assert (await ask(batcher, "quick", seconds=30)).result == "quick"  # beside the other, which still runs
+        go.set()
+        await batcher.close()
+
+    run(scenario)
+
+
 def test_the_first_of_a_batch_does_not_wait_for_ever():
     async def scenario():
         gate = Gate()

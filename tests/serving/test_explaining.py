@@ -1,10 +1,12 @@
 """What the server says that a model can be explained by is what it can be explained by, whatever looks at the image."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import get_args
 
 import pytest
-from small_server import as_json, client, picture, train_runs
+import torch
+from small_server import as_json, client, differences, picture, train_runs
 from test_app import error
 
 import vitral
@@ -83,3 +85,33 @@ def test_every_method_that_is_listed_works_and_every_other_is_refused(kind, tmp_
             last = c.post("/v1/explain", **as_json(data, layer=blocks - 1, **ask))
             assert last.json()["layer"] == blocks - 1
             error(c.post("/v1/explain", **as_json(data, layer=blocks, **ask)), 422, "bad_input")
+
+
+def test_many_questions_of_all_kinds_at_once_get_what_each_gets_alone():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        predictor = Predictor(redraw(VisionTransformer(VIT)), engine="packed")
+        assert predictor.lanes == 2
+        asked = [
+            (path, as_json(picture(seed), **fields))
+            for seed in range(4)
+            for path, fields in (
+                ("predict", {}), ("embed", {}), ("explain", {"method": "relevance"}),
+                ("explain", {"method": "gradcam"}), ("explain", {"method": "attention", "layer": 0}),
+            )
+        ]  # fmt: skip
+
+        def ask(c, path, body):
+            response = c.post(f"/v1/{path}", **body)
+            assert response.status_code == 200, response.text
+            return {name: value for name, value in response.json().items() if name != "timing"}
+
+        with client({"m": predictor}) as c, ThreadPoolExecutor(8) as clients:
+            alone = [ask(c, *each) for each in asked]
+            for _ in range(3):
+                together = list(clients.map(lambda each: ask(c, *each), asked))
+                for a, b in zip(together, alone, strict=True):
+                    assert not differences(a, b, rel=1e-4)
+    finally:
+        torch.set_num_threads(before)

@@ -3,18 +3,21 @@
 // N tokens, h heads, d = D / h. A head's scores for ROWS queries at a time stay in the cache from the first product to
 // the second. Written with the vectors of gcc, W numbers each, so that one text serves every processor.
 
+#include <omp.h>
+
 #include <cmath>
 #include <cstdint>
-#include <vector>
 
 #if defined(__AVX512F__)
-constexpr int W = 16;
+constexpr int W = 16, REGISTERS = 32;
 #elif defined(__AVX__)
-constexpr int W = 8;
+constexpr int W = 8, REGISTERS = 16;
+#elif defined(__aarch64__)
+constexpr int W = 4, REGISTERS = 32;
 #else
-constexpr int W = 4;
+constexpr int W = 4, REGISTERS = 16;
 #endif
-constexpr int ROWS = 6, VECTORS = W == 8 ? 2 : 4;  // of a block of a product: as many as the registers hold
+constexpr int ROWS = 6, VECTORS = REGISTERS == 32 ? 4 : 2;  // of a block of a product, which stays in the registers
 constexpr long WIDE = VECTORS * W;
 
 typedef float vec __attribute__((vector_size(4 * W)));
@@ -59,7 +62,7 @@ static void product(int rows, int vectors, const float* A, long a, const float* 
   block<m, n>(A, a, B, b, k, C, c);
 }
 
-// 2^x for x <= 0: 2^n by the bits of the exponent, times 2^f by its series, f within 1/2 of 0.
+// 2^x for x <= 0: 2^n by the bits of the exponent, times 2^f by its series, f within 1/2 of 0. Below -126 it stays there.
 static inline vec exp2_of(vec x) {
   const vec smallest = vec{} - 126.0f;
   x = x < smallest ? smallest : x;
@@ -71,7 +74,7 @@ static inline vec exp2_of(vec x) {
   y = y * f + 2.4022651e-1f;
   y = y * f + 6.9314718e-1f;
   y = y * f + 1.0f;
-  return (vec)((ivec)y + ((ivec)t << 23));
+  return x == x ? (vec)((ivec)y + ((ivec)t << 23)) : x;  // what is no number stays none
 }
 
 // e^(s - max s) of N scores times `scale`, in place; returns 1 / their sum.
@@ -131,25 +134,18 @@ extern "C" {
 // What d must be a multiple of.
 int multiple_of() { return W; }
 
-// (B, N, 3 h d) -> (B, N, h d): the heads side by side; without memory for it nothing is done, and false returned.
-bool attention(const float* qkv, float* out, long B, long N, long h, long d, int threads) {
-  const long D = h * d, padded = whole_vectors(N);
-  bool done = true;
-#pragma omp parallel num_threads(threads) reduction(&& : done)
-  {
-    std::vector<float> room;
-    try {
-      room.resize((2 * d + ROWS) * padded);
-    } catch (...) {
-      done = false;
-    }
-#pragma omp for
-    for (long head = 0; head < B * h; head++) {
-      const long image = head / h, at = head % h * d;
-      const float* q = qkv + image * N * 3 * D + at;
-      if (done) look(q, q + D, q + 2 * D, 3 * D, out + image * N * D + at, D, N, d, room.data());
-    }
+// How many numbers of scratch memory each thread needs.
+long room_of(long N, long d) { return (2 * d + ROWS) * whole_vectors(N); }
+
+// (B, N, 3 h d) -> (B, N, h d): the heads side by side; `rooms` is scratch memory for each of the threads.
+void attention(const float* qkv, float* out, float* rooms, long B, long N, long h, long d, int threads) {
+  const long D = h * d;
+#pragma omp parallel for num_threads(threads)
+  for (long head = 0; head < B * h; head++) {
+    const long image = head / h, at = head % h * d;
+    const float* q = qkv + image * N * 3 * D + at;
+    float* room = rooms + omp_get_thread_num() * room_of(N, d);
+    look(q, q + D, q + 2 * D, 3 * D, out + image * N * D + at, D, N, d, room);
   }
-  return done;
 }
 }

@@ -5,6 +5,7 @@ so it is loaded from one folder of the cache, which must be the user's alone, an
 """
 
 import ctypes
+import platform
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,6 @@ from torch import Tensor
 
 from vitral.errors import VitralError
 from vitral.inference.cache import key_of, private_folder
-from vitral.inference.timing import machine
 
 SOURCE = files("vitral.inference").joinpath("attention.cpp")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
@@ -38,14 +38,15 @@ def native_attention() -> Attend | None:
         return None
     try:
         source = SOURCE.read_bytes()
-        path = private_folder("native") / f"{key_of([source.decode(), FLAGS, _version(compiler), machine()])}.so"
+        about = [source.decode(), FLAGS, _version(compiler), platform.machine(), _abilities()]
+        path = private_folder("native") / f"{key_of(about)}.so"
         try:
             attend = _load(path)
-        except OSError:  # not there, or damaged
+        except (OSError, AttributeError):  # not there, or damaged
             _compile(compiler, source, path)
             attend = _load(path)
         return attend if _is_right(attend) else None
-    except (VitralError, OSError, subprocess.SubprocessError):  # no place to keep it, no OpenMP, another compiler
+    except (VitralError, OSError, AttributeError, subprocess.SubprocessError):  # no place to keep it, no OpenMP, ...
         return None
 
 
@@ -53,6 +54,12 @@ def _version(compiler: str) -> str:
     return subprocess.run(
         [compiler, "--version"], capture_output=True, check=True, timeout=COMPILER_SECONDS
     ).stdout.decode(errors="replace")
+
+
+def _abilities() -> list[str]:
+    """What this processor says that it can do: code that was compiled for more would end the process."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((sorted(line.split()) for line in lines if line.startswith(("flags", "Features"))), [])
 
 
 def _compile(compiler: str, source: bytes, path: Path) -> None:
@@ -66,18 +73,18 @@ def _compile(compiler: str, source: bytes, path: Path) -> None:
 
 def _load(path: Path) -> Attend:
     library = ctypes.CDLL(str(path))
-    kernel = library.attention
-    kernel.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_long] * 4 + [ctypes.c_int]
-    kernel.restype = ctypes.c_bool
-    multiple: int = library.multiple_of()
+    kernel, room_of, multiple = library.attention, library.room_of, library.multiple_of()
+    kernel.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_long] * 4 + [ctypes.c_int]
+    kernel.restype = None
+    room_of.argtypes, room_of.restype = [ctypes.c_long] * 2, ctypes.c_long
 
     def attend(qkv: Tensor, heads: int) -> Tensor:
         B, N, D = *qkv.shape[:2], qkv.shape[2] // 3
-        if (D // heads) % multiple or not N:
+        d, threads = D // heads, torch.get_num_threads()
+        if d % multiple or qkv.dtype != torch.float32 or qkv.device.type != "cpu" or qkv.requires_grad:
             return attend_by_torch(qkv, heads)
-        qkv, out = qkv.contiguous(), qkv.new_empty(B, N, D)
-        if not kernel(qkv.data_ptr(), out.data_ptr(), B, N, heads, D // heads, torch.get_num_threads()):
-            raise MemoryError("attention found no memory for its scores.")
+        qkv, out, rooms = qkv.contiguous(), qkv.new_empty(B, N, D), qkv.new_empty(threads, room_of(N, d))
+        kernel(qkv.data_ptr(), out.data_ptr(), rooms.data_ptr(), B, N, heads, d, threads)
         return out
 
     return attend

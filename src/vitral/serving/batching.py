@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from vitral.config import Serving
 from vitral.data.ahead import use_one_core_each
 
@@ -92,6 +94,7 @@ class Batcher:
 
     def start(self) -> None:
         """Begin, in the running event loop."""
+        self._all_cores.submit(torch.get_num_threads).result()  # a thread keeps the number that it finds at first
         if self._lanes > 1:
             use_one_core_each(self._one_core, self._lanes)
         self._tasks = [asyncio.create_task(self._work()) for _ in range(self._lanes)]
@@ -105,10 +108,9 @@ class Batcher:
             await self._idle.wait()
         for task in self._tasks:
             task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for pool in (self._one_core, self._all_cores):
-            pool.shutdown()
+            await asyncio.to_thread(pool.shutdown)
 
     @contextmanager
     def place(self) -> Iterator[None]:
@@ -142,11 +144,13 @@ class Batcher:
             began = loop.time()
             items = [job.item for job in batch]
             self._running += len(batch)
-            pool = self._all_cores if self._taken <= len(batch) else self._one_core
+            alone = self._taken <= len(batch) == self._running  # those that nobody waits for any more are running too
+            pool = self._all_cores if alone else self._one_core
             results = await loop.run_in_executor(pool, self._attempt, batch[0].key, items)
             ran = loop.time() - began
             self._crowd = self._running + len(self._waiting)
             self._running -= len(batch)
+            self._news.set()  # the share of a batch may be smaller now
             self._watch(len(batch), ran)
             for job, result in zip(batch, results, strict=True):
                 if job.done.done():  # nobody waits for it any more

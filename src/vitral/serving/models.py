@@ -2,10 +2,8 @@
 
 import re
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from torch import Tensor
@@ -110,13 +108,10 @@ class Served:
             most_bytes = int(options.max_body_mb * 2**20)
             self.predictor.inputs.limits = ImageLimits(max_bytes=most_bytes, max_pixels=options.max_pixels)
         lanes = self.predictor.lanes if subject is self.predictor else 1  # an index is asked by one at a time
-        self.batcher = Batcher(self._run, options, metrics.batches_of(name), lanes)
-        self._explaining = Lock()
-
-    def _run(self, question: Any, items: list[Any]) -> Sequence[Any]:
-        """Answers; what looks inside of a model leaves its marks there meanwhile, and so has no company."""
-        with self._explaining if isinstance(question, Explain) else nullcontext():
-            return question.run(self.subject, items)
+        if lanes > 1:  # explanations freeze the weights meanwhile and put them back: here several at a time
+            self.predictor.model.requires_grad_(False)
+        watch = metrics.batches_of(name)
+        self.batcher = Batcher(lambda question, items: question.run(subject, items), options, watch, lanes)
 
     def methods(self) -> list[str]:
         """Ways to explain what it does with an image."""

@@ -31,6 +31,7 @@ def map_tensors(function: Callable[..., Tensor], *outputs: Any) -> Any:
     if isinstance(first, list | tuple):
         return type(first)(map_tensors(function, *parts) for parts in zip(*outputs, strict=True))
     if not is_dataclass(first) or isinstance(first, type):
+        assert len(outputs) == 1, f"what is no tensor, {type(first).__name__}, has no part in others"
         return first
     named = {f.name: [getattr(each, f.name) for each in outputs] for f in fields(first)}
     return replace(first, **{name: map_tensors(function, *parts) for name, parts in named.items()})
