@@ -295,8 +295,8 @@ def test_readers_leave_torchs_threads_to_the_model(runs):
             told = [server.readers.submit(torch.get_num_threads) for _ in range(8)]
             assert {each.result() for each in told} == {1}
             batcher = server.models["classify"].batcher
-            assert batcher._all_cores.submit(torch.get_num_threads).result() == 3
-            told = [batcher._one_core.submit(torch.get_num_threads) for _ in range(8)]
-            assert {each.result() for each in told} == {1}
+            for lanes, cores in ((1, 3), (2, 1), (3, 1)):
+                told = [batcher._pools[lanes].submit(torch.get_num_threads) for _ in range(8)]
+                assert {each.result() for each in told} == {cores}
     finally:
         torch.set_num_threads(before)

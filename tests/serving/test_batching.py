@@ -129,7 +129,10 @@ def test_lanes_run_beside_each_other_and_a_batch_takes_the_share_of_one():
     run(scenario)
 
 
-def test_one_that_is_all_there_is_has_every_core_and_others_one_each():
+@pytest.mark.parametrize(
+    ("cores", "shares"), [(2, [2, 1, 1, 1]), (3, [3, 1, 1, 1]), (4, [4, 2, 1, 1]), (8, [8, 4, 2, 2])]
+)
+def test_those_that_run_at_once_share_the_cores_and_one_alone_has_all(cores, shares):
     async def scenario():
         begun, go, told = threading.Semaphore(0), threading.Event(), {}
 
@@ -140,21 +143,21 @@ def test_one_that_is_all_there_is_has_every_core_and_others_one_each():
             return items
 
         before = torch.get_num_threads()
-        torch.set_num_threads(3)
+        torch.set_num_threads(cores)
         try:
-            batcher = Batcher(work, Serving(wait_ms=0), lanes=3)
+            batcher = Batcher(work, Serving(wait_ms=0), lanes=cores)
             batcher.start()
-            first = asyncio.create_task(ask(batcher, 0))
-            await asyncio.to_thread(begun.acquire, True, 60)
-            second = asyncio.create_task(ask(batcher, 1))
-            await asyncio.to_thread(begun.acquire, True, 60)
+            tasks = []
+            for i in range(min(4, cores)):
+                tasks.append(asyncio.create_task(ask(batcher, i)))
+                await asyncio.to_thread(begun.acquire, True, 60)
             go.set()
-            await asyncio.gather(first, second)
-            assert told == {0: 3, 1: 1}
-            await ask(batcher, 2)
-            assert told[2] == 3
+            await asyncio.gather(*tasks)
+            assert told == dict(enumerate(shares[: len(tasks)]))
+            await ask(batcher, "last")
+            assert told["last"] == cores
             await batcher.close()
-            assert torch.get_num_threads() == 3
+            assert torch.get_num_threads() == cores
         finally:
             torch.set_num_threads(before)
 

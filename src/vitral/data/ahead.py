@@ -26,7 +26,7 @@ def ahead(function: Callable[[X], Y], items: Iterable[X], workers: int, depth: i
         return
     pool = ThreadPoolExecutor(workers, "vitral-ahead")
     try:
-        use_one_core_each(pool, workers)
+        use_cores(pool, workers, 1)
         pending: deque[Future[Y]] = deque()
         for item in chain(first, items):
             pending.append(pool.submit(function, item))
@@ -38,8 +38,8 @@ def ahead(function: Callable[[X], Y], items: Iterable[X], workers: int, depth: i
         pool.shutdown(cancel_futures=True)
 
 
-def use_one_core_each(pool: ThreadPoolExecutor, workers: int) -> None:
-    """Let torch in the threads of a pool do without threads of its own: the model needs those.
+def use_cores(pool: ThreadPoolExecutor, workers: int, cores: int) -> None:
+    """Let torch compute in so many threads of its own in each thread of a pool: one where the model needs the others.
 
     torch keeps this number for each thread, and also as what new threads begin with: that is put back.
     """
@@ -47,7 +47,7 @@ def use_one_core_each(pool: ThreadPoolExecutor, workers: int) -> None:
 
     def begin() -> None:
         torch.get_num_threads()  # a thread that has not asked would later begin with the common number
-        torch.set_num_threads(1)
+        torch.set_num_threads(cores)
         together.wait()  # so that each thread of the pool runs this once
 
     for begun in [pool.submit(begin) for _ in range(workers)]:

@@ -33,7 +33,7 @@ def private_folder(what: str) -> Path:
         ) from error
     mine = not hasattr(os, "getuid") or about.st_uid == os.getuid()
     if not mine or not stat.S_ISDIR(about.st_mode) or about.st_mode & 0o022:
-        raise VitralError(f"{folder} can be written by others, and what lies in it is run; remove it, or chmod 700.")
+        raise VitralError(f"{folder} can be written by others, and what lies in it is run; remove it.")
     return folder
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitral.data.ahead import use_one_core_each
+from vitral.data.ahead import use_cores
 from vitral.tasks.base import map_tensors
 
 
@@ -40,5 +40,5 @@ def in_lanes(function: Callable[[Tensor], Any], x: Tensor) -> Any:
 def _lanes(process: int, cores: int) -> ThreadPoolExecutor:
     """Threads that compute in one core each; a process that was forked off has none of those of its parent."""
     pool = ThreadPoolExecutor(cores, "vitral-lane")
-    use_one_core_each(pool, cores)
+    use_cores(pool, cores, 1)
     return pool

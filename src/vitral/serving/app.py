@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 
 from vitral import __version__
 from vitral.config import Serving, pair
-from vitral.data.ahead import use_one_core_each
+from vitral.data.ahead import use_cores
 from vitral.data.images import AtLeast, read_image
 from vitral.data.inputs import ImageInputs
 from vitral.errors import InputError, UnknownNameError, UnreachableError, VitralError
@@ -69,7 +69,7 @@ class Server:
     @contextlib.asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         """From the start to the end, at which everything that was taken is finished."""
-        use_one_core_each(self.readers, self.options.decoders)
+        use_cores(self.readers, self.options.decoders, 1)
         for each in self.everyone:
             each.batcher.start()
         yield

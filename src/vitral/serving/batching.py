@@ -4,8 +4,8 @@ A batch takes a share of those that are under way, so that others are read while
 one lane half of them, with two lanes a third, and one alone never waits. It leaves when it has that many, when it is
 full, or when its first question has waited long enough.
 
-A lane is a thread that computes in one core, beside other lanes with batches of their own; a batch that is all there is
-has every core.
+Lanes are threads that compute beside each other, each with a batch of its own, in as many cores as its share is: a
+batch that is all there is has every core.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from vitral.config import Serving
-from vitral.data.ahead import use_one_core_each
+from vitral.data.ahead import use_cores
 
 
 class BusyError(Exception):
@@ -51,6 +51,11 @@ class _Job:
     done: asyncio.Future[Done]
 
 
+def _doublings(most: int) -> list[int]:
+    """1, 2, 4, ... and `most`."""
+    return [*(2**k for k in range((most - 1).bit_length())), most]
+
+
 Run = Callable[[Any, list[Any]], Sequence[Any]]
 """From a key and the items that were sent under it to a result for each, or an exception in its place."""
 
@@ -74,8 +79,8 @@ class Batcher:
         self._news, self._idle = asyncio.Event(), asyncio.Event()
         self._closing = False
         self._tasks: list[asyncio.Task[None]] = []
-        self._lanes, self._all_cores = lanes, ThreadPoolExecutor(1)
-        self._one_core = self._all_cores if lanes == 1 else ThreadPoolExecutor(lanes)
+        self._lanes = lanes
+        self._pools = {n: ThreadPoolExecutor(n) for n in _doublings(lanes)}
 
     @property
     def taken(self) -> int:
@@ -94,9 +99,8 @@ class Batcher:
 
     def start(self) -> None:
         """Begin, in the running event loop."""
-        self._all_cores.submit(torch.get_num_threads).result()  # a thread keeps the number that it finds at first
-        if self._lanes > 1:
-            use_one_core_each(self._one_core, self._lanes)
+        for n, pool in self._pools.items():
+            use_cores(pool, n, max(torch.get_num_threads() // n, 1))
         self._tasks = [asyncio.create_task(self._work()) for _ in range(self._lanes)]
 
     async def close(self) -> None:
@@ -109,7 +113,7 @@ class Batcher:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for pool in (self._one_core, self._all_cores):
+        for pool in self._pools.values():
             await asyncio.to_thread(pool.shutdown)
 
     @contextmanager
@@ -144,8 +148,9 @@ class Batcher:
             began = loop.time()
             items = [job.item for job in batch]
             self._running += len(batch)
-            alone = self._taken <= len(batch) == self._running  # those that nobody waits for any more are running too
-            pool = self._all_cores if alone else self._one_core
+            under_way = max(self._taken, self._running)  # what nobody waits for any more may still be running
+            beside = min(self._lanes, -(-under_way // len(batch)))
+            pool = next(pool for n, pool in self._pools.items() if n >= beside)
             results = await loop.run_in_executor(pool, self._attempt, batch[0].key, items)
             ran = loop.time() - began
             self._crowd = self._running + len(self._waiting)
