@@ -5,7 +5,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import torch
 
 from vitral.config import Serving
 from vitral.serving.batching import Batcher, BusyError, LateError
@@ -101,87 +100,6 @@ def test_half_of_those_under_way_leave_and_the_other_half_is_waited_for():
         eighth = asyncio.create_task(ask(batcher, 8))
         await asyncio.gather(*others, eighth)
         assert gate.batches[2:] == [("k", [5, 6, 7, 8])]
-        await batcher.close()
-
-    run(scenario)
-
-
-def test_lanes_run_beside_each_other_and_a_batch_takes_the_share_of_one():
-    """Of six under way, two lanes have two each, and two wait for the first that is done."""
-
-    async def scenario():
-        gate = Gate()
-        batcher = Batcher(gate, Serving(wait_ms=LONG), lanes=2)
-        batcher.start()
-        first = asyncio.create_task(ask(batcher, 0))
-        await gate.wait()
-        others = [asyncio.create_task(ask(batcher, i)) for i in range(1, 6)]
-        await gate.wait()  # while the first is running
-        await settle()
-        assert gate.batches == [("k", [0]), ("k", [1, 2])]
-        gate.open.set()
-        done = await asyncio.gather(first, *others)
-        assert [each.result for each in done] == [("k", i) for i in range(6)]
-        assert gate.batches[2] == ("k", [3, 4])
-        await batcher.close()
-        assert not batcher.alive
-
-    run(scenario)
-
-
-@pytest.mark.parametrize(
-    ("cores", "shares"), [(2, [2, 1, 1, 1]), (3, [3, 1, 1, 1]), (4, [4, 2, 1, 1]), (8, [8, 4, 2, 2])]
-)
-def test_those_that_run_at_once_share_the_cores_and_one_alone_has_all(cores, shares):
-    async def scenario():
-        begun, go, told = threading.Semaphore(0), threading.Event(), {}
-
-        def work(key, items):
-            told[items[0]] = torch.get_num_threads()
-            begun.release()
-            assert go.wait(60)
-            return items
-
-        before = torch.get_num_threads()
-        torch.set_num_threads(cores)
-        try:
-            batcher = Batcher(work, Serving(wait_ms=0), lanes=cores)
-            batcher.start()
-            tasks = []
-            for i in range(min(4, cores)):
-                tasks.append(asyncio.create_task(ask(batcher, i)))
-                await asyncio.to_thread(begun.acquire, True, 60)
-            go.set()
-            await asyncio.gather(*tasks)
-            assert told == dict(enumerate(shares[: len(tasks)]))
-            await ask(batcher, "last")
-            assert told["last"] == cores
-            await batcher.close()
-            assert torch.get_num_threads() == cores
-        finally:
-            torch.set_num_threads(before)
-
-    run(scenario)
-
-
-def test_a_batch_that_nobody_waits_for_any_more_keeps_nobody_waiting():
-    async def scenario():
-        begun, go = threading.Semaphore(0), threading.Event()
-
-        def work(key, items):
-            if items == ["slow"]:
-                begun.release()
-                assert go.wait(60)
-            return items
-
-        batcher = Batcher(work, Serving(wait_ms=0), lanes=2)
-        batcher.start()
-        slow = asyncio.create_task(ask(batcher, "slow", seconds=0.5))
-        await asyncio.to_thread(begun.acquire, True, 60)
-        with pytest.raises(LateError):
-            await slow
-        assert (await ask(batcher, "quick", seconds=30)).result == "quick"  # beside the other, which still runs
-        go.set()
         await batcher.close()
 
     run(scenario)

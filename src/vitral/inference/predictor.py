@@ -133,11 +133,6 @@ class Predictor:
         return self.network.name if isinstance(self.network, Engine | WritingFile) else "eager"
 
     @property
-    def lanes(self) -> int:
-        """How many threads may compute with it at a time, each in a core of its own."""
-        return torch.get_num_threads() if isinstance(self.network, Packed) else 1
-
-    @property
     def images(self) -> ImageInputs:
         """How images are read, where the model reads images."""
         if not isinstance(self.inputs, ImageInputs):

@@ -1,11 +1,8 @@
 """Questions that come at about the same time are answered as one batch. Knows nothing of models or HTTP.
 
-A batch takes a share of those that are under way, so that others are read while it computes, and nothing is idle: with
-one lane half of them, with two lanes a third, and one alone never waits. It leaves when it has that many, when it is
-full, or when its first question has waited long enough.
-
-Lanes are threads that compute beside each other, each with a batch of its own, in as many cores as its share is: a
-batch that is all there is has every core.
+A batch takes half of those that are under way, so that the others are read while it computes, and nothing is idle:
+eight clients that ask again and again travel in two groups by turns, and one alone never waits. It leaves when it has
+that many, when it is full, or when its first question has waited long enough.
 """
 
 import asyncio
@@ -51,36 +48,23 @@ class _Job:
     done: asyncio.Future[Done]
 
 
-def _doublings(most: int) -> list[int]:
-    """1, 2, 4, ... and `most`."""
-    return [*(2**k for k in range((most - 1).bit_length())), most]
-
-
 Run = Callable[[Any, list[Any]], Sequence[Any]]
 """From a key and the items that were sent under it to a result for each, or an exception in its place."""
 
 
 class Batcher:
-    """Gathers items with equal keys, and runs them; `watch` is told size and seconds of each batch.
+    """Gathers items with equal keys, and runs them in one thread; `watch` is told size and seconds of each batch."""
 
-    With several lanes, `run` is called by several threads at a time.
-    """
-
-    def __init__(
-        self, run: Run, options: Serving, watch: Callable[[int, float], None] = lambda size, seconds: None,
-        lanes: int = 1,
-    ) -> None:  # fmt: skip
+    def __init__(self, run: Run, options: Serving, watch: Callable[[int, float], None] = lambda size, seconds: None):
         self._run, self._watch = run, watch
         self._max_batch, self._wait, self._max_queue = options.max_batch, options.wait_ms / 1000, options.max_queue
         self._waiting: deque[_Job] = deque()
-        self._running = 0
         self._crowd = 1
         self._taken = 0
         self._news, self._idle = asyncio.Event(), asyncio.Event()
         self._closing = False
-        self._tasks: list[asyncio.Task[None]] = []
-        self._lanes = lanes
-        self._pools = {n: ThreadPoolExecutor(n) for n in _doublings(lanes)}
+        self._task: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1)
 
     @property
     def taken(self) -> int:
@@ -95,13 +79,12 @@ class Batcher:
     @property
     def alive(self) -> bool:
         """Whether what is sent will be answered."""
-        return bool(self._tasks) and not any(task.done() for task in self._tasks) and not self._closing
+        return self._task is not None and not self._task.done() and not self._closing
 
     def start(self) -> None:
         """Begin, in the running event loop."""
-        for n, pool in self._pools.items():
-            use_cores(pool, n, max(torch.get_num_threads() // n, 1))
-        self._tasks = [asyncio.create_task(self._work()) for _ in range(self._lanes)]
+        use_cores(self._thread, 1, torch.get_num_threads())  # all that there are, whatever others set meanwhile
+        self._task = asyncio.create_task(self._work())
 
     async def close(self) -> None:
         """Take nothing more, and finish what was taken."""
@@ -110,11 +93,11 @@ class Batcher:
         while self._taken:
             self._idle.clear()
             await self._idle.wait()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for pool in self._pools.values():
-            await asyncio.to_thread(pool.shutdown)
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        await asyncio.to_thread(self._thread.shutdown)  # a batch that nobody waits for any more may still run
 
     @contextmanager
     def place(self) -> Iterator[None]:
@@ -141,21 +124,14 @@ class Batcher:
             raise LateError from None
 
     async def _work(self) -> None:
-        """One lane: batch after batch."""
         loop = asyncio.get_running_loop()
         while True:
             batch = await self._gather()
             began = loop.time()
             items = [job.item for job in batch]
-            self._running += len(batch)
-            under_way = max(self._taken, self._running)  # what nobody waits for any more may still be running
-            beside = min(self._lanes, -(-under_way // len(batch)))
-            pool = next(pool for n, pool in self._pools.items() if n >= beside)
-            results = await loop.run_in_executor(pool, self._attempt, batch[0].key, items)
+            results = await loop.run_in_executor(self._thread, self._attempt, batch[0].key, items)
             ran = loop.time() - began
-            self._crowd = self._running + len(self._waiting)
-            self._running -= len(batch)
-            self._news.set()  # the share of a batch may be smaller now
+            self._crowd = len(batch) + len(self._waiting)
             self._watch(len(batch), ran)
             for job, result in zip(batch, results, strict=True):
                 if job.done.done():  # nobody waits for it any more
@@ -172,8 +148,7 @@ class Batcher:
             while self._waiting and self._waiting[0].done.done():
                 self._waiting.popleft()
             left = self._waiting[0].came + self._wait - loop.time() if self._waiting else None
-            crowd = max(self._crowd, self._running + len(self._waiting))
-            enough = min(self._max_batch, -(-crowd // (self._lanes + 1)))
+            enough = min(self._max_batch, -(-max(self._crowd, len(self._waiting)) // 2))
             if left is not None and (len(self._waiting) >= enough or left <= 0 or self._closing):
                 break
             self._news.clear()

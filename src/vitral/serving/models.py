@@ -1,4 +1,4 @@
-"""Models by name, each with threads of its own, and the questions that one can be asked."""
+"""Models by name, each with a thread of its own, and the questions that one can be asked."""
 
 import re
 from collections.abc import Sequence
@@ -107,11 +107,7 @@ class Served:
         if isinstance(self.predictor.inputs, ImageInputs):
             most_bytes = int(options.max_body_mb * 2**20)
             self.predictor.inputs.limits = ImageLimits(max_bytes=most_bytes, max_pixels=options.max_pixels)
-        lanes = self.predictor.lanes if subject is self.predictor else 1  # an index is asked by one at a time
-        if lanes > 1:  # explanations freeze the weights meanwhile and put them back: here several at a time
-            self.predictor.model.requires_grad_(False)
-        watch = metrics.batches_of(name)
-        self.batcher = Batcher(lambda question, items: question.run(subject, items), options, watch, lanes)
+        self.batcher = Batcher(lambda question, items: question.run(subject, items), options, metrics.batches_of(name))
 
     def methods(self) -> list[str]:
         """Ways to explain what it does with an image."""
