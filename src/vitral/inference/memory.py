@@ -3,7 +3,7 @@
 import ctypes
 import sys
 
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # glibc's names in malloc.h
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8  # glibc's names in malloc.h
 _MIB = 2**20
 LARGEST = 32 * _MIB
 """Blocks up to this size come from memory that is kept; glibc takes no larger number."""
@@ -19,5 +19,10 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:  # another C library
         return False
-    settings = ((_MMAP_THRESHOLD, LARGEST), (_TRIM_THRESHOLD, 2**31 - 1), (_TOP_PAD, 64 * _MIB))
+    settings = (
+        (_MMAP_THRESHOLD, LARGEST),
+        (_TRIM_THRESHOLD, 2**31 - 1),
+        (_TOP_PAD, 64 * _MIB),
+        (_ARENA_MAX, 1),  # what one thread keeps, another may use
+    )
     return all(mallopt(name, value) == 1 for name, value in settings)
