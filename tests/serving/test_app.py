@@ -1,6 +1,7 @@
 """Every address: what it answers, that library, command line and server say the same, and what it refuses."""
 
 import json
+import threading
 from typing import get_args
 
 import pytest
@@ -11,6 +12,7 @@ import vitral
 from vitral.cli.main import main
 from vitral.errors import VitralError
 from vitral.inference.predictor import Predictor
+from vitral.serving import app
 from vitral.serving.schema import ExplainRequest
 
 IMAGES = ["classify", "regress", "multilabel", "segment", "detect"]
@@ -297,3 +299,13 @@ def test_readers_leave_torchs_threads_to_the_model(runs):
             assert server.models["classify"].batcher._thread.submit(torch.get_num_threads).result() == 3
     finally:
         torch.set_num_threads(before)
+
+
+def test_memory_that_nobody_uses_goes_back_now_and_then(runs, monkeypatch):
+    given = threading.Event()
+    monkeypatch.setattr(app, "GIVE_BACK_SECONDS", 0.001)
+    monkeypatch.setattr(app, "give_freed_memory_back", given.set)
+    with client({"m": runs["classify"]}):
+        for _ in range(2):  # and again
+            assert given.wait(60)
+            given.clear()

@@ -2,6 +2,7 @@
 
 import ctypes
 import sys
+from typing import Any
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8  # glibc's names in malloc.h
 _MIB = 2**20
@@ -14,10 +15,8 @@ def keep_freed_memory() -> bool:
 
     Each large tensor otherwise is fresh memory that the system clears page by page. Calling it again changes nothing.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:  # another C library
+    mallopt = _of_glibc("mallopt")
+    if mallopt is None:
         return False
     settings = (
         (_MMAP_THRESHOLD, LARGEST),
@@ -26,3 +25,14 @@ def keep_freed_memory() -> bool:
         (_ARENA_MAX, 1),  # what one thread keeps, another may use
     )
     return all(mallopt(name, value) == 1 for name, value in settings)
+
+
+def give_freed_memory_back() -> bool:
+    """Give all that is kept and not in use to the system; whoever needs it next asks again. Return whether any was."""
+    malloc_trim = _of_glibc("malloc_trim")
+    return malloc_trim is not None and malloc_trim(0) == 1
+
+
+def _of_glibc(name: str) -> Any:
+    """A function of the C library, None on other systems, and where the library is another."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None

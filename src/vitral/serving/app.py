@@ -27,6 +27,7 @@ from vitral.errors import InputError, UnknownNameError, UnreachableError, Vitral
 from vitral.explanation.colours import TABLE
 from vitral.explanation.explain import blocks_of
 from vitral.explanation.page import pack_rows, png_base64
+from vitral.inference.memory import give_freed_memory_back
 from vitral.inference.predictor import Predictor
 from vitral.serving import models, schema
 from vitral.serving.batching import BusyError, Done, LateError
@@ -48,6 +49,8 @@ THUMBNAIL = 160
 """Longer side of a small picture."""
 MOST_THUMBNAILS = 50
 """Neighbours that have one."""
+GIVE_BACK_SECONDS = 60.0
+"""How often memory that a burst of requests needed, and nobody since, goes back to the system."""
 T = TypeVar("T")
 PREDICTION: TypeAdapter[Any] = TypeAdapter(schema.Prediction)
 EMBEDDED, EXPLAINED, SEARCHED = map(TypeAdapter, (schema.Embedded, schema.Explained, schema.Searched))
@@ -72,9 +75,17 @@ class Server:
         use_cores(self.readers, self.options.decoders, 1)
         for each in self.everyone:
             each.batcher.start()
+        giving = asyncio.create_task(self._give_memory_back())
         yield
+        giving.cancel()
         await asyncio.gather(*(each.batcher.close() for each in self.everyone))
         self.readers.shutdown()
+
+    async def _give_memory_back(self) -> None:
+        """Now and then: waiting images lie between large tensors, and what is kept for both would grow and grow."""
+        while True:
+            await asyncio.sleep(GIVE_BACK_SECONDS)
+            await self.read(give_freed_memory_back)
 
     def full(self) -> bool:
         """Whether nobody can take anything."""
