@@ -24,10 +24,10 @@ from measure import gemm_rate, interleave, multiply_adds, write_json
 from sides import Side
 from vitral import create_model
 from vitral.inference.choose import make_engine
-from vitral.inference.engines import compile_openvino
 from vitral.inference.export import convert_openvino, quiet
 from vitral.inference.graph import Graph, graph_of
 from vitral.inference.memory import keep_freed_memory
+from vitral.inference.one_by_one import OneByOne, compile_openvino
 from vitral.inference.peers import peer_of
 from vitral.inference.quantize import int8_openvino
 from vitral.models.merge import merged
@@ -37,13 +37,22 @@ KINDS = {"fp32": "fp32", "int8": "int8", "int8 merged": "int8"}
 """Columns, and the kind of rival that each is held against."""
 
 
-def openvino_call(graph: Graph, int8: bool) -> Callable[[Tensor], Any]:
-    """A graph in OpenVINO, in fp32 or int8."""
+def in_openvino(graph: Graph, int8: bool) -> Any:
+    """A graph as OpenVINO has it, in fp32 or int8."""
     with quiet():
         model = convert_openvino(graph)
-        model = int8_openvino(model, graph.example(20).numpy(), []) if int8 else model
+        return int8_openvino(model, graph.example(20).numpy(), []) if int8 else model
+
+
+def plain_call(model: Any) -> Callable[[Tensor], Any]:
+    """An OpenVINO model as one calls it."""
     compiled = compile_openvino(model)
     return lambda x: compiled([x.numpy()], share_inputs=True)
+
+
+def our_call(graph: Graph) -> Callable[[Tensor], Any]:
+    """A graph in int8 as our engine calls it."""
+    return OneByOne(in_openvino(graph, int8=True), graph.inputs, graph.outputs)
 
 
 def theirs(model: Any, engines: Sequence[str], int8: bool, merge: float) -> dict[str, Callable[[Tensor], Any]]:
@@ -54,9 +63,9 @@ def theirs(model: Any, engines: Sequence[str], int8: bool, merge: float) -> dict
     if "compile" in engines:
         found["timm compile"] = torch.compile(timm, options={"freezing": True})
     if "openvino" in engines:
-        found["timm openvino"] = openvino_call(graph, int8=False)
+        found["timm openvino"] = plain_call(in_openvino(graph, int8=False))
     if int8:
-        found["timm int8"] = openvino_call(graph, int8=True)
+        found["timm int8"] = plain_call(in_openvino(graph, int8=True))
     return found
 
 
@@ -65,9 +74,9 @@ def ours(model: Any, engines: Sequence[str], int8: bool, merge: float) -> dict[s
     p = model.preprocess
     found: dict[str, Callable[[Tensor], Any]] = {f"vitral {name}": make_engine(name, model, p) for name in engines}
     if int8:
-        found["vitral int8"] = openvino_call(graph_of(model, p), int8=True)
+        found["vitral int8"] = our_call(graph_of(model, p))
     if int8 and merge:
-        found["vitral int8 merged"] = openvino_call(graph_of(merged(model, merge), p), int8=True)
+        found["vitral int8 merged"] = our_call(graph_of(merged(model, merge), p))
     return found
 
 

@@ -21,9 +21,9 @@ from torch import Tensor
 from measure import interleave, write_json
 from vitral import Predictor
 from vitral.data.sources.open import open_data
-from vitral.inference.engines import compile_openvino
 from vitral.inference.export import convert_openvino, quiet
 from vitral.inference.graph import graph_of
+from vitral.inference.one_by_one import compile_openvino
 from vitral.inference.quantize import VAL_FRACTION, calibration_images, int8_openvino
 from vitral.models.merge import merged
 from vitral.training.session import find

@@ -6,7 +6,8 @@ Clients send one JPEG after another and wait for each answer. The rivals take tu
 in a plain FastAPI handler, without batching; the same in litserve, with its batching; timm, eager, in a plain handler.
 All have the same weights and must give the same labels. Prints images per second, ratios and latencies; then, for
 --soak seconds, how long answers take with twice the clients that the queue holds, where the excess gets 503, and what
-that does to memory. Writes benchmarks/results/serve.json.
+that does to memory. Writes benchmarks/results/serve.json (--out). --int8 gives all but timm the same int8 file of
+OpenVINO, calibrated with noise: for the speed alone.
 """
 
 import argparse
@@ -134,6 +135,24 @@ def started(name: str, source: str, *options: str):
             os.killpg(process.pid, signal.SIGKILL)  # workers that it left behind
 
 
+def write_int8(source: str, path: Path) -> None:
+    """The model of a source as a file in int8."""
+    from vitral import Predictor
+    from vitral.inference.export import convert_openvino, describe, graph_document, quiet, save_openvino
+    from vitral.inference.graph import graph_of
+    from vitral.inference.packages import import_openvino
+    from vitral.inference.quantize import int8_openvino
+
+    predictor = Predictor(source, engine="eager")
+    model, preprocess = predictor.model, predictor.preprocess
+    graph = graph_of(model, preprocess)
+    about = describe(model, predictor.task, predictor.inputs, source)
+    document = {"format": "openvino", **graph_document(graph, preprocess, about)}
+    with quiet():
+        made = int8_openvino(convert_openvino(graph), graph.example(20).numpy(), [])
+    save_openvino(made, document, path, import_openvino())
+
+
 # ---- the load ----
 
 
@@ -221,6 +240,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20, help="time of each load")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--soak", type=float, default=30, help="seconds at twice what can wait")
+    parser.add_argument("--int8", action="store_true", help="serve an int8 file of the model")
     parser.add_argument("--out", default="serve", help="name of the result")
     parser.add_argument("--rival", help=argparse.SUPPRESS)
     parser.add_argument("--source", help=argparse.SUPPRESS)
@@ -238,14 +258,18 @@ def main() -> None:
         source = str(Path(folder) / o.model)
         save_model(create_model(o.model, img_size=o.img_size, seed=0) if o.img_size else create_model(o.model, seed=0),
                    source, layout="vitral")  # fmt: skip
+        sources = dict.fromkeys(o.rivals, source)
+        if o.int8:
+            write_int8(source, Path(folder) / "int8.xml")
+            sources |= {name: str(Path(folder) / "int8.xml") for name in o.rivals if name != "timm"}
         speeds: dict[tuple[str, int], list[float]] = {}
         latencies: dict[tuple[str, int], list[float]] = {}
         checked = False
         for turn in range(o.rounds):
             for name in o.rivals[turn % len(o.rivals) :] + o.rivals[: turn % len(o.rivals)]:
-                with started(name, source) as (url, _):
-                    if not checked and name != "vitral":
-                        with started("vitral", source) as (ours, _):
+                with started(name, sources[name]) as (url, _):
+                    if not checked and name != "vitral" and sources[name] == sources["vitral"]:
+                        with started("vitral", sources["vitral"]) as (ours, _):
                             check_same({"vitral": ours, name: url}, data[0])
                     asyncio.run(load(url, max(o.clients), min(3.0, o.seconds), data))  # warm
                     for clients in o.clients:
@@ -256,7 +280,7 @@ def main() -> None:
             checked = True
         rows = table(o, speeds, latencies)
         queue = Serving().max_queue
-        with started("vitral", source) as (url, process):
+        with started("vitral", sources["vitral"]) as (url, process):
             over = overload(url, process, 2 * queue, o.soak, data)
     print(
         f"{over['clients']} clients on a queue of {queue} for {o.soak:g} s: {over['per_second']:.1f} a second, p99 "

@@ -14,7 +14,7 @@ from helpers import difference, images
 from tiny import pictures, tiny_predictor
 from vitral.cli.main import main
 from vitral.errors import ConfigError, InputError, VitralError
-from vitral.inference import choose, engines
+from vitral.inference import choose, packages
 from vitral.inference.engines import Eager
 from vitral.inference.predictor import Predictor
 
@@ -340,30 +340,30 @@ def test_mistakes_are_one_sentence(monkeypatch):
         ConfigError, match="engine must be one of eager, packed, compile, onnxruntime, openvino, got 'tensorrt'"
     ):
         Predictor(model, engine="tensorrt")
-    monkeypatch.setattr(engines, "find_spec", lambda name: None)
+    monkeypatch.setattr(packages, "find_spec", lambda name: None)
     with pytest.raises(VitralError, match=r"the openvino engine needs openvino: pip install 'vitral\[export\]'"):
         Predictor(model, engine="openvino")
 
 
 def test_what_a_processor_announces_and_does_not_have_is_not_used(monkeypatch):
     tried = []
-    monkeypatch.delenv(engines.ISA, raising=False)
-    monkeypatch.setattr(engines, "_announces_matrix_units", lambda: True)
-    monkeypatch.setattr(engines, "_child_lives", lambda code: tried.append(code))
-    engines.import_openvino()
+    monkeypatch.delenv(packages.ISA, raising=False)
+    monkeypatch.setattr(packages, "_announces_matrix_units", lambda: True)
+    monkeypatch.setattr(packages, "_child_lives", lambda code: tried.append(code))
+    packages.import_openvino()
     assert len(tried) == 1
-    assert engines.os.environ[engines.ISA] == engines.SAFE_ISA
-    engines.import_openvino()
+    assert packages.os.environ[packages.ISA] == packages.SAFE_ISA
+    packages.import_openvino()
     assert len(tried) == 1  # it is settled for this process
-    monkeypatch.delenv(engines.ISA)
+    monkeypatch.delenv(packages.ISA)
 
 
 def test_a_child_that_dies_of_a_signal_is_noticed():
-    assert engines._child_lives("raise SystemExit(3)")
-    assert not engines._child_lives("import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    assert packages._child_lives("raise SystemExit(3)")
+    assert not packages._child_lives("import os, signal; os.kill(os.getpid(), signal.SIGILL)")
 
 
 @pytest.mark.slow
 def test_the_trial_of_the_processor_is_a_program_that_runs():
-    done = subprocess.run([sys.executable, "-c", engines._INT8], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", packages._INT8], capture_output=True, text=True, check=False)
     assert done.returncode <= 0, done.stderr  # it may die here; a mistake in it would be 1

@@ -17,7 +17,7 @@ from helpers import difference, images, same, tampered
 from tiny import MODELS, pictures, tiny_predictor
 from vitral.cli.main import main
 from vitral.errors import CheckpointError, ConfigError, InputError, VitralError
-from vitral.inference import engines, export
+from vitral.inference import engines, export, packages
 from vitral.inference.graph import graph_of
 from vitral.inference.predictor import Predictor
 
@@ -189,7 +189,7 @@ def test_the_name_tells_the_format(tmp_path):
 
 
 def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(engines, "find_spec", lambda name: None if name == "onnxscript" else name)
+    monkeypatch.setattr(packages, "find_spec", lambda name: None if name == "onnxscript" else name)
     with pytest.raises(VitralError, match=r"export to ONNX needs onnxscript: pip install 'vitral\[export\]'"):
         vitral.export(tiny_predictor("classify"), tmp_path / "m.onnx")
     assert list(tmp_path.iterdir()) == []

@@ -29,11 +29,11 @@ from vitral.inference.engines import (
     Packed,
     check_engine,
     open_exported,
-    require,
     torch_threads,
 )
 from vitral.inference.export import SUFFIXES, is_of_text, refuse_text, trace, write_export
 from vitral.inference.graph import graph_of
+from vitral.inference.packages import require
 from vitral.inference.packed import packed
 from vitral.inference.timing import interleave, machine
 from vitral.nn.packed import can_pack

@@ -6,20 +6,13 @@ torch are imported when an engine of theirs is made.
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
-import threading
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -28,6 +21,8 @@ from vitral.errors import CheckpointError, ConfigError, InputError, VitralError
 from vitral.inference.compiled import load_or_compile
 from vitral.inference.graph import DECODER, FREE_SIDES, WHOLE, Graph, Parts, assemble
 from vitral.inference.lanes import in_lanes
+from vitral.inference.one_by_one import LARGE, OneByOne, Requests, compile_openvino, for_one_image, work_of
+from vitral.inference.packages import import_openvino, require
 from vitral.inference.program import DOCUMENT, checked_program, part_of
 from vitral.models.seq2seq import check_tokens
 
@@ -217,15 +212,22 @@ class OpenVINO(FileEngine):
         text = model.get_rt_info(place).value if model.has_rt_info(place) else None
         self.document = read_document(path, text)
         with _reading(path):
-            self._compiled = {name: compile_openvino(_openvino_part(model, *p)) for name, p in self.parts.items()}
-        self._lock = threading.Lock()  # one call at a time: they share their memory
+            self._calls = {name: self._call(path, _openvino_part(model, *p), *p) for name, p in self.parts.items()}
+
+    def _call(self, path: Path, model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> Callable[..., Any]:
+        """What computes a part."""
+        images_of_one_size = self.document["preprocess"] is not None and self.multiple is None
+        if images_of_one_size and len(self.parts) == 1 and work_of(for_one_image(model)) > LARGE:
+
+            def compile(model: Any, callers: int) -> Any:
+                with _reading(path):
+                    return compile_openvino(model, callers)
+
+            return OneByOne(model, inputs, outputs, compile)
+        return Requests(compile_openvino(model), inputs, outputs)
 
     def _tensors(self, part: str, inputs: Sequence[Tensor]) -> list[Tensor]:
-        names, outputs = self.parts[part]
-        with self._lock:
-            feeds = {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
-            found = self._compiled[part](feeds, share_inputs=True)
-            return [torch.from_numpy(np.array(found[name])) for name in outputs]
+        return self._calls[part](*inputs)
 
 
 def _openvino_part(model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> Any:
@@ -234,16 +236,6 @@ def _openvino_part(model: Any, inputs: Sequence[str], outputs: Sequence[str]) ->
         return model
     ends = [model.output(name).get_node() for name in outputs]
     return import_openvino().Model(ends, [model.input(name).get_node() for name in inputs])
-
-
-def compile_openvino(model: Any) -> Any:
-    """An OpenVINO model, ready to be called."""
-    options = {
-        "INFERENCE_PRECISION_HINT": "f32",  # on some processors it would be bf16
-        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-        "PERFORMANCE_HINT": "LATENCY",
-    }
-    return import_openvino().Core().compile_model(model, "CPU", options)
 
 
 class Program(FileEngine):
@@ -401,58 +393,7 @@ def _assemble(names: tuple[str, ...] | list[str], tensors: Any) -> Any:
     return assemble(dict(zip(names, tensors, strict=True)))
 
 
-# ---- packages ----
-
-
 def check_engine(name: str) -> None:
     """Raise for a word that is no engine."""
     if name not in get_args(EngineName):
         raise ConfigError(f"engine must be one of {', '.join(get_args(EngineName))}, got {name!r}.")
-
-
-def require(what: str, *packages: str) -> list[Any]:
-    """The packages, or a sentence that says how to install them."""
-    missing = [package for package in packages if find_spec(package) is None]
-    if missing:
-        raise VitralError(f"{what} needs {' and '.join(missing)}: pip install 'vitral[export]'.")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return [import_module(package) for package in packages]
-
-
-# A multiplication in whole numbers, as an int8 file has them.
-_INT8 = """
-import numpy, openvino
-from openvino import opset13 as op
-number = lambda value: op.constant(numpy.float32(value))
-x = op.parameter([64, 256], numpy.float32)
-coarse = op.fake_quantize(x, number(0), number(2.55), number(0), number(2.55), 256)
-weight = op.multiply(op.convert(op.constant(numpy.ones((128, 256), numpy.int8)), numpy.float32), number(0.01))
-model = openvino.Model([op.matmul(coarse, weight, False, True)], [x])
-openvino.Core().compile_model(model, "CPU")([numpy.ones((64, 256), numpy.float32)])
-"""
-ISA, SAFE_ISA = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16"
-
-
-def import_openvino(what: str = "the openvino engine") -> Any:
-    """OpenVINO, kept from matrix units that a virtual machine announces and does not have.
-
-    Their use would end the process, so another process tries first; what came of it is remembered for this machine.
-    """
-    (openvino,) = require(what, "openvino")
-    if ISA not in os.environ and sys.platform == "linux" and _announces_matrix_units() and not _child_lives(_INT8):
-        os.environ[ISA] = SAFE_ISA  # read by the library when it computes for the first time
-    return openvino
-
-
-def _announces_matrix_units() -> bool:
-    try:
-        return " amx_tile" in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
-
-
-def _child_lives(code: str) -> bool:
-    """Whether a process that runs this ends by itself, rather than by a signal."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
-    return done.returncode >= 0

@@ -23,8 +23,9 @@ from vitral import __version__
 from vitral.config import ExportFormat, Preprocess, pair
 from vitral.data.inputs import ImageInputs, Inputs, TextInputs
 from vitral.errors import CheckpointError, ConfigError, InputError, VitralError
-from vitral.inference.engines import FORMATS, Document, import_openvino, open_exported, require
+from vitral.inference.engines import FORMATS, Document, open_exported
 from vitral.inference.graph import DECODER, FREE_SIDES, INPUT, Graph, graph_of, output_names
+from vitral.inference.packages import import_openvino, require
 from vitral.inference.program import DOCUMENT
 from vitral.inference.text import TextGraph, keys_shape, text_graph_of
 from vitral.models.merge import MergingViT

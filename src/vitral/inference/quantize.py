@@ -19,7 +19,7 @@ from vitral.config import QuantizeOptions
 from vitral.data.loader import eval_batches
 from vitral.data.sources.base import Data
 from vitral.errors import ConfigError, VitralError
-from vitral.inference.engines import Document, open_exported, require
+from vitral.inference.engines import Document, open_exported
 from vitral.inference.export import (
     Exported,
     Loss,
@@ -33,6 +33,7 @@ from vitral.inference.export import (
     write_onnx,
 )
 from vitral.inference.graph import INPUT, Graph, graph_of
+from vitral.inference.packages import require
 from vitral.inference.predictor import Predictor
 from vitral.training.session import find
 

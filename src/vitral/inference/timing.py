@@ -4,7 +4,6 @@ A single figure says little on a shared machine; a ratio of medians of interleav
 over the rounds says how much.
 """
 
-import ctypes
 import math
 import platform
 import statistics
@@ -19,6 +18,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitral.inference.memory import give_freed_memory_back
 from vitral.nn.packed import PackedLinear, can_pack
 
 T = TypeVar("T")
@@ -95,11 +95,11 @@ def multiply_adds(model: Callable[[Tensor], Any], shape: tuple[int, int, int]) -
 def peak_memory(call: Callable[[], T]) -> tuple[T, int | None]:
     """What a call returns, and by how many bytes the process grew in it; None where the system does not tell."""
     try:
-        ctypes.CDLL(None).malloc_trim(0)  # what is free goes back, so that it counts when it is taken again
+        give_freed_memory_back()  # so that it counts when it is taken again
         Path("/proc/self/clear_refs").write_text("5")  # from here on a new peak
         before = _status("VmRSS")
         return call(), max(_status("VmHWM") - before, 0)
-    except (OSError, AttributeError, StopIteration):
+    except (OSError, StopIteration):
         return call(), None
 
 
