@@ -33,6 +33,9 @@ from vitral.inference.quantize import int8_openvino
 from vitral.models.merge import merged
 
 BASE = "timm eager"
+PAUSE = 0.02
+"""Seconds between two calls: right behind one of torch, OpenVINO took 4 % longer for an image, as torch's threads still
+looked for work."""
 KINDS = {"fp32": "fp32", "int8": "int8", "int8 merged": "int8"}
 """Columns, and the kind of rival that each is held against."""
 
@@ -129,7 +132,7 @@ def main() -> None:
         for batch in options.batches:
             rate = gemm_rate(own_products(model, batch))
             calls = {rival: partial(side.call, rival, batch) for rival, side in at.items()}
-            times = interleave(calls, options.seconds, 2, options.rounds)
+            times = interleave(calls, options.seconds, 2, options.rounds, PAUSE)
             row = summary(times, batch, macs, rate)
             rows.append({"model": name, "batch": batch, **row})
             print(f"\n{name}, batch {batch}, {row['rounds']} rounds")

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any, TypeVar
 
 import torch
@@ -29,20 +30,25 @@ GEMM_MACS = math.prod(GEMM_SHAPE)
 
 
 def interleave(
-    rivals: Mapping[K, Callable[[], Any]], seconds: float, warmup: int = 2, rounds: int = 7
+    rivals: Mapping[K, Callable[[], Any]], seconds: float, warmup: int = 2, rounds: int = 7, pause: float = 0.0
 ) -> dict[K, list[float]]:
-    """Call the rivals in turn for about `seconds`, at least so many rounds; return each one's times in seconds."""
+    """Call the rivals in turn for about `seconds`, at least so many rounds; return each one's times in seconds.
+
+    Threads of a call that is over may go on asking for work for some milliseconds; with a pause before each call they
+    do so at nobody's cost.
+    """
     for call in rivals.values():
         for _ in range(warmup):
             call()
     times: dict[K, list[float]] = {name: [] for name in rivals}
-    names, start, done = list(rivals), time.perf_counter(), 0
+    names, start, done, chance = list(rivals), time.perf_counter(), 0, Random(0)  # noqa: S311
     while done < rounds or time.perf_counter() - start < seconds:
+        chance.shuffle(names)  # nobody always runs behind the same other
         for name in names:
+            time.sleep(pause)
             began = time.perf_counter()
             rivals[name]()
             times[name].append(time.perf_counter() - began)
-        names = names[1:] + names[:1]  # nobody always runs behind the same other
         done += 1
     return times
 
