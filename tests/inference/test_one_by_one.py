@@ -49,14 +49,14 @@ def test_every_model_answers_as_it_does_in_torch(what, tmp_path, monkeypatch, th
 
 
 def called(what, made):
-    """A model, and a call for it that writes down what it compiles: how many images, for how many callers."""
+    """A model, and a call for it that writes down what it compiles: for how many images, how many at a time."""
     predictor = tiny_predictor(what)
     graph = graph_of(predictor.model, predictor.preprocess)
 
-    def compile(model, callers):
+    def compile(model, streams):
         size = model.inputs[0].get_partial_shape()[0]
-        made.append((str(size), callers, torch.get_num_threads()))
-        return compile_openvino(model, callers)
+        made.append((str(size), streams, torch.get_num_threads()))
+        return compile_openvino(model, streams)
 
     return predictor.model, OneByOne(convert_openvino(graph), graph.inputs, graph.outputs, compile)
 
@@ -113,6 +113,6 @@ def test_a_file_that_cannot_be_compiled_is_said(tmp_path, monkeypatch):
     vitral.export(tiny_predictor("classify"), tmp_path / "m.xml")
     monkeypatch.setattr(engines, "LARGE", 0)
     engine = open_exported(tmp_path / "m.xml")
-    monkeypatch.setattr(engines, "compile_openvino", lambda model, callers: 1 / 0)
+    monkeypatch.setattr(engines, "compile_openvino", lambda model, streams: 1 / 0)
     with pytest.raises(CheckpointError, match=r"m\.xml cannot be read; it is damaged"):
         engine(images(1, 3, 20, 24))

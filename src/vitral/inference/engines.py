@@ -219,9 +219,9 @@ class OpenVINO(FileEngine):
         images_of_one_size = self.document["preprocess"] is not None and self.multiple is None
         if images_of_one_size and len(self.parts) == 1 and work_of(for_one_image(model)) > LARGE:
 
-            def compile(model: Any, callers: int) -> Any:
+            def compile(model: Any, streams: int) -> Any:
                 with _reading(path):
-                    return compile_openvino(model, callers)
+                    return compile_openvino(model, streams)
 
             return OneByOne(model, inputs, outputs, compile)
         return Requests(compile_openvino(model), inputs, outputs)

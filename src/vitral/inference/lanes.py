@@ -16,15 +16,15 @@ from vitral.data.ahead import use_cores
 from vitral.tasks.base import map_tensors
 
 
-def in_lanes(function: Callable[[Tensor], Any], x: Tensor, together: Callable[[Tensor], Any] | None = None) -> Any:
+def in_lanes(function: Callable[[Tensor], Any], x: Tensor) -> Any:
     """`function(x)` for inference, where it treats each row of x by itself.
 
-    Rows that are too few to give each core one more are computed by all cores together, as ever, or by `together`.
+    Rows that are too few to give each core one more are computed by all cores together, as ever.
     """
-    together, cores = together or function, torch.get_num_threads()
+    cores = torch.get_num_threads()
     even = len(x) // cores * cores
     if cores == 1 or not even:
-        return together(x)
+        return function(x)
 
     @torch.inference_mode()
     def alone(part: Tensor) -> Any:
@@ -32,8 +32,7 @@ def in_lanes(function: Callable[[Tensor], Any], x: Tensor, together: Callable[[T
 
     done = list(_lanes(os.getpid(), cores).map(alone, x[:even].chunk(cores)))
     if even < len(x):
-        with torch.inference_mode():
-            done.append(together(x[even:]))
+        done.append(alone(x[even:]))
     return map_tensors(lambda *parts: torch.cat(parts), *done)
 
 
