@@ -309,3 +309,25 @@ def test_memory_that_nobody_uses_goes_back_now_and_then(runs, monkeypatch):
         for _ in range(2):  # and again
             assert given.wait(60)
             given.clear()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_model_has_looked_at_images_before_anybody_asks(runs, monkeypatch, fails):
+    seen, predictor, before = [], Predictor(runs["classify"]), torch.get_num_threads()
+    real = predictor.outputs
+
+    def outputs(x):
+        seen.append((len(x), torch.get_num_threads()))
+        if fails and len(seen) == 1:
+            raise RuntimeError("no such luck")
+        return real(x)
+
+    monkeypatch.setattr(predictor, "outputs", outputs)
+    torch.set_num_threads(3)
+    try:
+        with client({"m": predictor}) as c:
+            assert seen == ([(1, 3)] if fails else [(1, 3), (3, 3)])
+            assert c.get("/readyz").status_code == 200
+            assert c.post("/v1/predict", **as_form(picture())).status_code == 200
+    finally:
+        torch.set_num_threads(before)

@@ -75,6 +75,7 @@ class Server:
         use_cores(self.readers, self.options.decoders, 1)
         for each in self.everyone:
             each.batcher.start()
+        await asyncio.gather(*(each.batcher.do(each.warm_up) for each in self.everyone))
         giving = asyncio.create_task(self._give_memory_back())
         yield
         giving.cancel()

@@ -86,6 +86,10 @@ class Batcher:
         use_cores(self._thread, 1, torch.get_num_threads())  # all that there are, whatever others set meanwhile
         self._task = asyncio.create_task(self._work())
 
+    async def do(self, work: Callable[[], None]) -> None:
+        """Something else in the thread that runs the batches."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
     async def close(self) -> None:
         """Take nothing more, and finish what was taken."""
         self._closing = True

@@ -2,13 +2,15 @@
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from vitral.config import Serving
+from vitral.config import Serving, pair
 from vitral.data.images import ImageLimits
 from vitral.data.inputs import ImageInputs
 from vitral.errors import InputError, VitralError, unknown_name
@@ -17,6 +19,7 @@ from vitral.inference.predictor import Predictor, Ready
 from vitral.serving.batching import Batcher
 from vitral.serving.logs import Metrics
 from vitral.tasks.base import Answer
+from vitral.tasks.write import Writes
 
 LEFT_OUT = ("occlusion", "merging")
 """Ways to explain that would keep others waiting, or that make a model of their own."""
@@ -108,6 +111,16 @@ class Served:
             most_bytes = int(options.max_body_mb * 2**20)
             self.predictor.inputs.limits = ImageLimits(max_bytes=most_bytes, max_pixels=options.max_pixels)
         self.batcher = Batcher(lambda question, items: question.run(subject, items), options, metrics.batches_of(name))
+
+    def warm_up(self) -> None:
+        """Look at blank images, one alone and one for each core: nobody waits for what an engine compiles then."""
+        predictor = self.predictor
+        if not isinstance(predictor.inputs, ImageInputs) or isinstance(predictor.task, Writes):
+            return
+        blank = torch.zeros(1, len(predictor.preprocess.mean), *pair(predictor.preprocess.img_size))
+        with suppress(Exception):  # whoever asks is told
+            for number in (1, torch.get_num_threads()):
+                predictor.logits(blank.repeat(number, 1, 1, 1))
 
     def methods(self) -> list[str]:
         """Ways to explain what it does with an image."""
