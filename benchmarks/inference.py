@@ -27,7 +27,7 @@ from vitral.inference.choose import make_engine
 from vitral.inference.export import convert_openvino, quiet
 from vitral.inference.graph import Graph, graph_of
 from vitral.inference.memory import keep_freed_memory
-from vitral.inference.one_by_one import OneByOne, compile_openvino
+from vitral.inference.one_by_one import best_call, compile_openvino
 from vitral.inference.peers import peer_of
 from vitral.inference.quantize import int8_openvino
 from vitral.models.merge import merged
@@ -55,7 +55,7 @@ def plain_call(model: Any) -> Callable[[Tensor], Any]:
 
 def our_call(graph: Graph) -> Callable[[Tensor], Any]:
     """A graph in int8 as our engine calls it."""
-    return OneByOne(in_openvino(graph, int8=True), graph.inputs, graph.outputs)
+    return best_call(in_openvino(graph, int8=True), graph.inputs, graph.outputs, one_size=True)
 
 
 def theirs(model: Any, engines: Sequence[str], int8: bool, merge: float) -> dict[str, Callable[[Tensor], Any]]:

@@ -7,7 +7,7 @@ in a plain FastAPI handler, without batching; the same in litserve, with its bat
 All have the same weights and must give the same labels. Prints images per second, ratios and latencies; then, for
 --soak seconds, how long answers take with twice the clients that the queue holds, where the excess gets 503, and what
 that does to memory. Writes benchmarks/results/serve.json (--out). --int8 gives all but timm the same int8 file of
-OpenVINO, calibrated with noise: for the speed alone.
+OpenVINO, calibrated with noise: for the speed alone; timm's labels are not compared then.
 """
 
 import argparse
@@ -241,7 +241,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--soak", type=float, default=30, help="seconds at twice what can wait")
     parser.add_argument("--int8", action="store_true", help="serve an int8 file of the model")
-    parser.add_argument("--out", default="serve", help="name of the result")
+    parser.add_argument("--out", help="name of the result; serve or serve-int8 if none is given")
     parser.add_argument("--rival", help=argparse.SUPPRESS)
     parser.add_argument("--source", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
@@ -286,7 +286,9 @@ def main() -> None:
         f"{over['clients']} clients on a queue of {queue} for {o.soak:g} s: {over['per_second']:.1f} a second, p99 "
         f"{1000 * over['p99']:.0f} ms, statuses {over['statuses']}, memory {over['rss_growth']:+.1%}"
     )
-    print(write_json(o.out, {"model": o.model, "rows": rows, "overload": over}))
+    print(
+        write_json(o.out or ("serve-int8" if o.int8 else "serve"), {"model": o.model, "rows": rows, "overload": over})
+    )
 
 
 def table(

@@ -17,11 +17,17 @@ from vitral.models.zoo import create_model
 TINY = {"embed_dim": 24, "depth": 1, "num_heads": 3, "num_classes": 5, "img_size": 32}
 
 
-def test_rounds_are_interleaved_and_the_first_changes():
-    called = []
-    times = timing.interleave({name: (lambda name=name: called.append(name)) for name in "ab"}, 0, warmup=1, rounds=3)
-    assert called == ["a", "b", *"ab", *"ba", *"ab"]
-    assert {name: len(t) for name, t in times.items()} == {"a": 3, "b": 3}
+def test_each_is_called_once_in_every_round_and_behind_others_each_time(monkeypatch):
+    called, slept = [], []
+    monkeypatch.setattr(timing.time, "sleep", slept.append)
+    rivals = {name: (lambda name=name: called.append(name)) for name in "abc"}
+    times = timing.interleave(rivals, 0, warmup=1, rounds=30, pause=0.25)
+    assert called[:3] == ["a", "b", "c"]
+    rounds = ["".join(called[i : i + 3]) for i in range(3, len(called), 3)]
+    assert {"".join(sorted(each)) for each in rounds} == {"abc"}
+    assert len(set(rounds)) == 6  # every order comes
+    assert {name: len(t) for name, t in times.items()} == {"a": 30, "b": 30, "c": 30}
+    assert slept == [0.25] * 90
 
 
 def test_multiply_adds_are_those_of_the_layers():

@@ -69,7 +69,7 @@ def run(options: Options) -> None:
             ]
             for row in found["rows"]
         ],
-        note="ratio: to the first of each batch size; peak memory: how far the process grew in its first call",
+        note="ratio: to the first of each batch size; peak memory: how far the process grows in a call",
     )
 
 

@@ -177,10 +177,12 @@ def _fastest(
         calls = {}
         for way in ways:
             try:
-                calls[way] = partial(engine(way), torch.zeros(way.batch_size, *shape))
+                call = partial(engine(way), torch.zeros(way.batch_size, *shape))
+                call()  # some compile only now
+                calls[way] = call
             except Exception as error:  # an exporter or a full disk may raise anything
                 print(f"vitral: {way.engine} is left out: {error}", file=sys.stderr)
-        times = interleave(calls, SECONDS, warmup=1, rounds=3)
+        times = interleave(calls, SECONDS, warmup=0, rounds=3)
         seconds = {way: statistics.median(t) / way.batch_size for way, t in times.items()}
         found.update(seconds)
         return min(seconds, key=seconds.__getitem__)

@@ -21,7 +21,7 @@ from vitral.errors import CheckpointError, ConfigError, InputError, VitralError
 from vitral.inference.compiled import load_or_compile
 from vitral.inference.graph import DECODER, FREE_SIDES, WHOLE, Graph, Parts, assemble
 from vitral.inference.lanes import in_lanes
-from vitral.inference.one_by_one import LARGE, OneByOne, Requests, compile_openvino, for_one_image, work_of
+from vitral.inference.one_by_one import best_call, compile_openvino
 from vitral.inference.packages import import_openvino, require
 from vitral.inference.program import DOCUMENT, checked_program, part_of
 from vitral.models.seq2seq import check_tokens
@@ -216,15 +216,13 @@ class OpenVINO(FileEngine):
 
     def _call(self, path: Path, model: Any, inputs: Sequence[str], outputs: Sequence[str]) -> Callable[..., Any]:
         """What computes a part."""
-        images_of_one_size = self.document["preprocess"] is not None and self.multiple is None
-        if images_of_one_size and len(self.parts) == 1 and work_of(for_one_image(model)) > LARGE:
 
-            def compile(model: Any, streams: int) -> Any:
-                with _reading(path):
-                    return compile_openvino(model, streams)
+        def compile(*what: Any) -> Any:
+            with _reading(path):
+                return compile_openvino(*what)
 
-            return OneByOne(model, inputs, outputs, compile)
-        return Requests(compile_openvino(model), inputs, outputs)
+        one_size = self.document["preprocess"] is not None and self.multiple is None and len(self.parts) == 1
+        return best_call(model, inputs, outputs, one_size, compile)
 
     def _tensors(self, part: str, inputs: Sequence[Tensor]) -> list[Tensor]:
         return self._calls[part](*inputs)

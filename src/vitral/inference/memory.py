@@ -1,4 +1,4 @@
-"""Keep the memory that a forward pass frees, so that the next one need not ask the system for it again."""
+"""Keep the memory that a forward pass frees, so that the next need not ask the system for it again; or give it back."""
 
 import ctypes
 import sys

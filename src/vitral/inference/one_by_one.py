@@ -6,8 +6,8 @@ an image each need not wait for each other.
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import prod
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
@@ -19,15 +19,15 @@ LARGE = 200e6
 """Multiply-adds of an image from which it is worth a call of its own: about the work of 2 ms."""
 IN_ORDER = 16
 """Images for each core that are handed over at once."""
-Compile = Callable[[Any, int], Any]
-"""From an OpenVINO model, and how many inputs it is to compute at a time, to one that can be called."""
+Compile = Callable[[Any, int, int], Any]
+"""From an OpenVINO model, how many inputs it is to compute at a time and in how many threads, to one to be called."""
 
 
-def compile_openvino(model: Any, streams: int = 1) -> Any:
-    """An OpenVINO model, ready to be called; so many inputs are computed at a time, and share torch's threads."""
+def compile_openvino(model: Any, streams: int = 1, threads: int | None = None) -> Any:
+    """An OpenVINO model, ready to be called; so many inputs are computed at a time, and share the threads."""
     options = {
         "INFERENCE_PRECISION_HINT": "f32",  # on some processors it would be bf16
-        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "INFERENCE_NUM_THREADS": threads or torch.get_num_threads(),
         "PERFORMANCE_HINT": "LATENCY" if streams == 1 else "THROUGHPUT",
         "NUM_STREAMS": streams,
     }
@@ -39,15 +39,14 @@ class Requests:
 
     def __init__(self, compiled: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         self._compiled, self._inputs, self._outputs = compiled, inputs, outputs
-        self._free: SimpleQueue[Any] = SimpleQueue()
+        self._free: list[Any] = []
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         """The outputs in their order, for inputs in theirs."""
         return self.each([inputs])
 
     def each(self, calls: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-        """The same for several calls, as many of them at a time as the model was compiled for; outputs one behind the
-        other."""
+        """The same for several calls, as many at a time as the model was compiled for; outputs one behind the other."""
         requests = [self._take() for _ in calls]
         try:
             for request, inputs in zip(requests, calls, strict=True):
@@ -55,54 +54,64 @@ class Requests:
                 request.start_async(feeds, share_inputs=True)
             for request in requests:
                 request.wait()
-            found = [request.results for request in requests]  # memory of the requests, until they are called again
+            found = [request.results for request in requests]
             return [torch.cat([torch.from_numpy(each[name]) for each in found]) for name in self._outputs]
         finally:
             for request in requests:
-                request.wait()
-                self._free.put(request)
+                with suppress(Exception):  # one that failed is left to itself
+                    request.wait()
+                    self._free.append(request)
 
     def _take(self) -> Any:
         try:
-            return self._free.get_nowait()
-        except Empty:
+            return self._free.pop()
+        except IndexError:
             return self._compiled.create_infer_request()
 
 
 class OneByOne:
     """A model that takes images of one size, (B, C, H, W), called with any number of them.
 
-    Graphs are compiled when they are needed first: one for images that have a core each, one for an image that has all
-    cores, one for any number of images that are fewer than the cores.
+    `one` is the model for one image. Graphs are compiled when they are needed first, for the number of torch's threads
+    at the beginning: one for images that have a core each, one for an image that has all cores, and one for several
+    that are fewer than the cores, or that a single core computes together.
     """
 
     def __init__(
-        self, model: Any, inputs: Sequence[str], outputs: Sequence[str], compile: Compile = compile_openvino
+        self, model: Any, one: Any, inputs: Sequence[str], outputs: Sequence[str], compile: Compile = compile_openvino
     ) -> None:
-        self._any, self._one = model, for_one_image(model)
+        self._any, self._one, self._cores = model, one, torch.get_num_threads()
         self._inputs, self._outputs, self._compile = inputs, outputs, compile
         self._made: dict[tuple[bool, int], Requests] = {}
         self._lock = threading.Lock()
 
     def __call__(self, x: Tensor) -> list[Tensor]:
         """The outputs in their order."""
-        cores = torch.get_num_threads()
-        even = len(x) // cores * cores if cores > 1 else 0
+        even = len(x) // self._cores * self._cores if self._cores > 1 else 0
         parts = []
-        for first in range(0, even, IN_ORDER * cores):
-            some = x[first : min(first + IN_ORDER * cores, even)]
-            parts.append(self._requests(True, cores).each([[image] for image in some.split(1)]))
+        for first in range(0, even, IN_ORDER * self._cores):
+            some = x[first : min(first + IN_ORDER * self._cores, even)]
+            parts.append(self._requests(True, self._cores).each([[image] for image in some.split(1)]))
         if even < len(x) or not even:
             rest = x[even:]
             parts.append(self._requests(len(rest) == 1, 1)(rest))
-        return [torch.cat(outputs) for outputs in zip(*parts, strict=True)]
+        return parts[0] if len(parts) == 1 else [torch.cat(outputs) for outputs in zip(*parts, strict=True)]
 
     def _requests(self, one: bool, streams: int) -> Requests:
         with self._lock:
             if (one, streams) not in self._made:
-                compiled = self._compile(self._one if one else self._any, streams)
+                compiled = self._compile(self._one if one else self._any, streams, self._cores)
                 self._made[one, streams] = Requests(compiled, self._inputs, self._outputs)
             return self._made[one, streams]
+
+
+def best_call(
+    model: Any, inputs: Sequence[str], outputs: Sequence[str], one_size: bool, compile: Compile = compile_openvino
+) -> Requests | OneByOne:
+    """What calls an OpenVINO model; `one_size` tells that it takes images, and all of one size."""
+    if one_size and work_of(one := for_one_image(model)) > LARGE:
+        return OneByOne(model, one, inputs, outputs, compile)
+    return Requests(compile(model, 1, torch.get_num_threads()), inputs, outputs)
 
 
 def for_one_image(model: Any) -> Any:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import warnings
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,7 +40,7 @@ ISA, SAFE_ISA = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16"
 def import_openvino(what: str = "the openvino engine") -> Any:
     """OpenVINO, kept from matrix units that a virtual machine announces and does not have.
 
-    Their use would end the process, so another process tries first; what came of it is remembered for this machine.
+    Their use would end the process, so another process tries first, once.
     """
     (openvino,) = require(what, "openvino")
     if ISA not in os.environ and sys.platform == "linux" and _announces_matrix_units() and not _child_lives(_INT8):
@@ -54,6 +55,7 @@ def _announces_matrix_units() -> bool:
         return False
 
 
+@cache
 def _child_lives(code: str) -> bool:
     """Whether a process that runs this ends by itself, rather than by a signal."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)

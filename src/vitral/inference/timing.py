@@ -32,7 +32,7 @@ GEMM_MACS = math.prod(GEMM_SHAPE)
 def interleave(
     rivals: Mapping[K, Callable[[], Any]], seconds: float, warmup: int = 2, rounds: int = 7, pause: float = 0.0
 ) -> dict[K, list[float]]:
-    """Call the rivals in turn for about `seconds`, at least so many rounds; return each one's times in seconds.
+    """Call each rival once in every round, for about `seconds`, at least so many rounds; return their times in seconds.
 
     Threads of a call that is over may go on asking for work for some milliseconds; with a pause before each call they
     do so at nobody's cost.

@@ -50,7 +50,7 @@ THUMBNAIL = 160
 MOST_THUMBNAILS = 50
 """Neighbours that have one."""
 GIVE_BACK_SECONDS = 60.0
-"""How often memory that a burst of requests needed, and nobody since, goes back to the system."""
+"""How often the memory that is free goes back to the system."""
 T = TypeVar("T")
 PREDICTION: TypeAdapter[Any] = TypeAdapter(schema.Prediction)
 EMBEDDED, EXPLAINED, SEARCHED = map(TypeAdapter, (schema.Embedded, schema.Explained, schema.Searched))
