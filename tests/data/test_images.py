@@ -1,4 +1,5 @@
 import io
+import tracemalloc
 import warnings
 from pathlib import Path
 
@@ -59,11 +60,12 @@ def test_decoders_agree(monkeypatch):
     assert (ours.float() - read_image(data).float()).abs().mean() < 1
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_rotation_is_undone(decoder, orientation):
+def test_exif_rotation_is_undone(decoder, orientation, kind):
     exif = Image.Exif()
     exif[0x0112] = orientation
-    data = encode(gradient(), "JPEG", quality=95, exif=exif)
+    data = encode(gradient(), kind, quality=95, exif=exif)
     with Image.open(io.BytesIO(data)) as image:
         from PIL import ImageOps
 
@@ -121,10 +123,59 @@ def test_sixteen_bits_keep_their_range():
         assert np.abs(x[0].numpy() - ramp / 257).max() <= 1
 
 
-def test_animations_give_their_first_frame():
-    frames = [Image.new("RGB", (9, 7), colour) for colour in ("red", "blue")]
-    data = encode(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    assert read_image(data)[:, 0, 0].tolist() == [255, 0, 0]
+@pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "TIFF", "MPO"])
+def test_animations_give_their_first_frame(kind):
+    frames = [Image.new("RGB", (9, 7), colour) for colour in ("red", "blue", "lime")]
+    data = encode(frames[0], kind, save_all=True, append_images=frames[1:])
+    assert Image.open(io.BytesIO(data)).n_frames == 3
+    assert read_image(data)[:, 0, 0].tolist() == pytest.approx([255, 0, 0], abs=2)
+
+
+def test_other_depths_are_stretched_over_their_range():
+    ramp = np.arange(40 * 24).reshape(24, 40)
+    for pixels, expected in (
+        ((ramp % 256).astype(np.int32), ramp % 256),
+        ((ramp * 60).astype(np.int32), ramp * 60 / 257),
+        ((ramp * 1000 - 7).astype(np.int32), ramp * 255 / 959),
+        ((ramp / 959 * 200).astype(np.float32), ramp * 200 / 959),
+        ((ramp / 7 - 50).astype(np.float32), ramp * 255 / 959),
+        (np.full((24, 40), 70_000, np.int32), np.zeros((24, 40))),
+    ):
+        x = read_image(encode(Image.fromarray(pixels), "TIFF"), mode="grey")
+        assert np.abs(x[0].numpy() - expected).max() <= 0.501
+
+
+@pytest.mark.parametrize("mode", ["rgb", "grey"])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_bands_make_no_difference(monkeypatch, mode, rows):
+    rgb = Image.fromarray(gradient())
+    deep = [Image.fromarray((gradient()[:, :, 2].astype(int) * scale - 9).astype(np.int32)) for scale in (1, 999)]
+    pictures = [encode(image, "TIFF") for image in (*deep, deep[0].convert("F"), rgb.convert("CMYK"))]
+    pictures += [encode(rgb.convert("RGBA")), encode(rgb.quantize(16)), encode(rgb.quantize(16), transparency=3)]
+    pictures += [encode(rgb, transparency=(0, 0, 0)), encode(gradient()[:, :, 0].astype(np.uint16) * 257)]
+    whole = [read_image(data, mode) for data in pictures]
+    monkeypatch.setattr(module, "_BAND", rows * 40)
+    assert all(read_image(data, mode).equal(x) for data, x in zip(pictures, whole, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_conversions_need_little_memory(kind):
+    """Beside what Pillow holds: the result, and a band of a few rows."""
+    height, width = 1501, 2003
+    ramp = np.linspace(0, 65535, height * width).reshape(height, width)
+    deep = [Image.fromarray(ramp.astype(np.uint16))]
+    if kind == "TIFF":
+        deep += [Image.fromarray(ramp.astype(np.float32) * 3)]
+    for image in (*deep, Image.new("RGBA", (width, height), (9, 99, 199, 100))):
+        data = encode(image, kind)
+        tracemalloc.start()
+        try:
+            x = read_image(data)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert x.shape == (3, height, width)
+        assert peak < 8 * height * width
 
 
 @pytest.mark.parametrize("kind", ["WEBP", "BMP", "TIFF", "PPM", "GIF"])

@@ -2,21 +2,22 @@
 
 JPEG goes through simplejpeg where it is installed, decoded at a fraction of its size when a small image is wanted; all
 else through Pillow. Rotation by EXIF, CMYK, 16 bits, palettes, transparency, animations: each handled here on purpose.
+What a file may cost beside its pixels is in `bounds`.
 """
 
-import io
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from vitral.data.bounds import Sparing, check_bytes, check_opened
 from vitral.errors import ImageError
 
 ImageMode = Literal["rgb", "grey"]
@@ -24,6 +25,8 @@ ImageMode = Literal["rgb", "grey"]
 SUFFIXES = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm")
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 _ORIENTATION = 0x0112
+_BAND = 2**18
+"""Pixels that are converted at a time."""
 
 
 @dataclass(frozen=True)
@@ -124,13 +127,15 @@ def _read_bytes(path: Path, limits: ImageLimits) -> bytes:
 
 def _decode(data: bytes, mode: ImageMode, at_least: AtLeast | None, limits: ImageLimits, name: str) -> Tensor:
     with _QUIET:  # Pillow warns about broken metadata; pixels are all that counts here
-        image = Image.open(io.BytesIO(data), formats=_FORMATS)  # reads the header only
+        check_bytes(data, limits.max_pixels, name)
+        image = Image.open(Sparing(data, name), formats=_FORMATS)  # reads the header only
         width, height = image.size
         if width * height > limits.max_pixels:
             raise ImageError(
                 f"{name} has {width} x {height} pixels, more than the limit of {limits.max_pixels:,}; make it smaller."
             )
-        turn = image.getexif().get(_ORIENTATION, 1) if image.format in ("JPEG", "MPO", "TIFF", "WEBP", "PNG") else 1
+        check_opened(image, data, name)
+        turn = image.getexif().get(_ORIENTATION, 1)
         if at_least is not None and turn in (5, 6, 7, 8):  # the file lies on its side
             at_least = AtLeast(at_least.width, at_least.height, at_least.even)
         if at_least is not None and at_least.even:
@@ -140,8 +145,9 @@ def _decode(data: bytes, mode: ImageMode, at_least: AtLeast | None, limits: Imag
             return _rotate(_decode_jpeg(jpeg, data, mode, at_least), turn)
         if at_least is not None and image.format == "JPEG":
             image.draft(None, (at_least.width, at_least.height))
-        image = ImageOps.exif_transpose(image)
-        return _to_tensor(_to_mode(image, mode))
+        image.load()
+        turn = image.getexif().get(_ORIENTATION, 1)  # none any more where Pillow has undone it, as in a TIFF
+        return _rotate(_to_tensor(image, mode), turn)
 
 
 def _evenly(at_least: AtLeast, height: int, width: int) -> AtLeast | None:
@@ -172,29 +178,40 @@ def _rotate(x: Tensor, orientation: int) -> Tensor:
     return x
 
 
+def _to_tensor(image: Image.Image, mode: ImageMode) -> Tensor:
+    """uint8 (C, H, W), made band by band, so that all between takes little memory."""
+    width, height = image.size
+    pixels = np.empty((height, width, 3 if mode == "rgb" else 1), np.uint8)
+    depth = _depth(image) if image.mode.startswith("I") or image.mode == "F" else None
+    rows = max(1, _BAND // width)
+    for top in range(0, height, rows):
+        band = image.crop((0, top, width, min(top + rows, height)))
+        if depth is not None:
+            band = _to_8_bits(band, *depth)
+        pixels[top : top + rows] = np.asarray(_to_mode(band, mode)).reshape(-1, width, pixels.shape[2])
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def _depth(image: Image.Image) -> tuple[float, float]:
+    """What becomes 0, and the factor to 8 bits: 16 bits keep their range, other depths are stretched over theirs."""
+    if image.mode.startswith("I;16"):
+        return 0, 1 / 257
+    low, high = cast("tuple[float, float]", image.getextrema())
+    if image.mode == "I" and 255 < high <= 65535:
+        return 0, 1 / 257
+    if low < 0 or high > 255:
+        return low, 255 / ((high - low) or 1)
+    return 0, 1
+
+
+def _to_8_bits(image: Image.Image, low: float, factor: float) -> Image.Image:
+    pixels = np.round((np.asarray(image, np.float64) - low) * factor)
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+
+
 def _to_mode(image: Image.Image, mode: ImageMode) -> Image.Image:
-    """First frame, 8 bits, no palette, transparency laid on white, RGB or grey."""
-    if getattr(image, "n_frames", 1) > 1:
-        image.seek(0)
-    if image.mode.startswith("I") or image.mode == "F":
-        image = _scale_to_8_bits(image)
+    """No palette, transparency laid on white, RGB or grey."""
     if image.mode in ("P", "PA", "LA", "La", "RGBA", "RGBa") or "transparency" in image.info:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image.convert("RGB" if mode == "rgb" else "L")
-
-
-def _scale_to_8_bits(image: Image.Image) -> Image.Image:
-    """16 bits to 8 by dropping the low byte; other depths are stretched over their range."""
-    pixels = np.asarray(image).astype(np.float64)
-    if image.mode.startswith("I;16") or (image.mode == "I" and 255 < pixels.max() <= 65535):
-        pixels = pixels / 257
-    elif pixels.min() < 0 or pixels.max() > 255:
-        span = float(pixels.max() - pixels.min()) or 1.0
-        pixels = (pixels - pixels.min()) * (255 / span)
-    return Image.fromarray(np.round(pixels).clip(0, 255).astype(np.uint8))
-
-
-def _to_tensor(image: Image.Image) -> Tensor:
-    pixels = np.array(image)  # a copy: torch wants to own it
-    return torch.from_numpy(pixels if pixels.ndim == 3 else pixels[:, :, None]).permute(2, 0, 1)
