@@ -28,14 +28,6 @@ def fresh(tmp_path, monkeypatch):
     native_attention.cache_clear()
 
 
-@pytest.fixture
-def threads():
-    """A setter of torch's threads, undone afterwards."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 def formula(qkv, heads):
     """softmax(Q K^T / sqrt(d)) V, head by head, in double precision."""
     B, N, D = *qkv.shape[:2], qkv.shape[2] // 3

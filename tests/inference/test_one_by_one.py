@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import vitral
-from helpers import difference, images
+from helpers import difference, images, tensors
 from tiny import tiny_predictor
 from vitral.errors import CheckpointError
 from vitral.inference import engines, one_by_one
@@ -15,20 +15,6 @@ from vitral.inference.export import convert_openvino
 from vitral.inference.graph import WHOLE, graph_of
 from vitral.inference.one_by_one import OneByOne, Requests, compile_openvino, for_one_image, work_of
 from vitral.inference.timing import multiply_adds
-
-pytest.importorskip("openvino")
-
-
-@pytest.fixture
-def threads():
-    """A setter of torch's threads, undone afterwards."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
-def tensors(found):
-    return [found] if isinstance(found, torch.Tensor) else [found.logits, found.boxes]
 
 
 @pytest.mark.parametrize("what", ["classify", "detect", "segment mask"])
@@ -148,7 +134,7 @@ def test_a_call_that_fails_ends_all_of_its_batch_and_spoils_no_other():
 
 
 def test_work_is_that_which_torch_counts():
-    for what in ("classify", "swin"):
+    for what in ("classify", "swin", "segment", "regress"):
         predictor = tiny_predictor(what)
         graph = graph_of(predictor.model, predictor.preprocess)
         counted = work_of(for_one_image(convert_openvino(graph)))

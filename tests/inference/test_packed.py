@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers import difference, images, redraw
+from helpers import difference, images, redraw, tensors
 from tiny import MODELS, VIT, pictures, tiny_predictor
 from vitral.config import Activation
 from vitral.errors import ConfigError, VitralError
@@ -19,10 +19,6 @@ from vitral.models.merge import merged
 from vitral.models.vit import VisionTransformer
 from vitral.nn.packed import PackedLinear
 from vitral.weights.save import save_model
-
-
-def tensors(found):
-    return [found] if isinstance(found, torch.Tensor) else [found.logits, found.boxes]
 
 
 @torch.inference_mode()

@@ -304,7 +304,8 @@ def read_document(path: Path, text: str | None) -> Document:
     """What an exported file says about itself, checked."""
     if text is None:
         raise CheckpointError(
-            f"{path} does not say how its images are prepared; only files of vitral export can be used."
+            f"{path} does not say how its images are prepared: vitral export did not make it. If it holds "
+            f"the weights of a published model, take them out of it: vitral convert {path} FOLDER --to vitral"
         )
     try:
         document = json.loads(text)

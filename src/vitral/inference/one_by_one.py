@@ -124,17 +124,19 @@ def for_one_image(model: Any) -> Any:
 
 def work_of(model: Any) -> int:
     """Multiply-adds of the layers and the attention of an OpenVINO model, as far as their sizes are known."""
-    total = 0
-    for op in model.get_ops():
-        terms = _TERMS.get(op.get_type_name())
-        if terms is not None and op.output(0).get_partial_shape().is_static:
-            total += prod(op.output(0).shape) * terms(op)
-    return total
+    static = (op for op in model.get_ops() if op.get_output_size() and op.output(0).get_partial_shape().is_static)
+    return sum(_WORK[op.get_type_name()](op) for op in static if op.get_type_name() in _WORK)
 
 
-# How many products each number of an output is the sum of.
-_TERMS: dict[str, Callable[[Any], int]] = {
-    "MatMul": lambda op: op.input_value(0).shape[-2 if op.get_attributes()["transpose_a"] else -1],
-    "Convolution": lambda op: prod(op.input_value(1).shape[1:]),
-    "ScaledDotProductAttention": lambda op: 2 * op.input_value(1).shape[-2],
+# Each number that comes out is a sum of so many products; in a convolution backwards each that goes in is in so many.
+_WORK: dict[str, Callable[[Any], int]] = {
+    "MatMul": lambda op: prod(op.output(0).shape) * op.input_value(0).shape[-2 if _is_turned(op) else -1],
+    "Convolution": lambda op: prod(op.output(0).shape) * prod(op.input_value(1).shape[1:]),
+    "ConvolutionBackpropData": lambda op: prod(op.input_value(0).shape) * prod(op.input_value(1).shape[1:]),
+    "ScaledDotProductAttention": lambda op: prod(op.output(0).shape) * 2 * op.input_value(1).shape[-2],
 }
+
+
+def _is_turned(product: Any) -> bool:
+    """Whether the first matrix of a product is transposed."""
+    return product.get_attributes()["transpose_a"]
