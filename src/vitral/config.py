@@ -953,7 +953,8 @@ class Indexing(Options):
 
     nearest: NearestKind | None = None
     """How neighbours are found: `exact` compares with all, `hnsw` (a graph) and `ivf` (cells) with some, by faiss, or
-    by pgvector in a database. By default exact, and from 500,000 vectors on hnsw."""
+    by pgvector in a database. By default as the index was made; one that was never told is exact, and from
+    500,000 vectors on hnsw."""
     save_seconds: float = 20.0
     """What a kill can lose at most: so often, what was computed is written down."""
 

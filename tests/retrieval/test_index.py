@@ -2,20 +2,33 @@
 
 import json
 import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import faiss
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
+from small_server import as_form, client
 
 import vitral
-from vitral.cli.main import main
-from vitral.errors import CheckpointError, DataError, InputError, VitralError
+from helpers import redraw
+from vitral.cli import serve
+from vitral.cli.main import main, parse
+from vitral.config import ViTConfig
+from vitral.errors import CheckpointError, ConfigError, DataError, InputError, VitralError
 from vitral.inference.predictor import Predictor
+from vitral.models.vit import VisionTransformer
 from vitral.models.zoo import create_model
 from vitral.retrieval import folder as folder_module
 from vitral.retrieval import index as index_module
-from vitral.retrieval.index import Index
+from vitral.retrieval.folder import Folder
+from vitral.retrieval.index import Index, fingerprint
+from vitral.retrieval.nearest import Approximate, Exact
+from vitral.retrieval.store import Embedding, Item, Manifest
 
 
 @pytest.fixture(scope="module")
@@ -131,39 +144,55 @@ def test_a_stop_in_the_middle_loses_only_what_was_not_yet_written(predictor, pho
     assert names(index) == names(whole)
 
 
-@pytest.mark.parametrize("at", ["part", "manifest"])
+@pytest.mark.parametrize("at", ["part", "manifest", "graph"])
 def test_every_moment_of_writing_may_be_the_last(predictor, photos, tmp_path, monkeypatch, at):
     out = tmp_path / "i"
-    Index.build(predictor, photos, out)
-    draw(photos / "new.png", 103)
-    (photos / "03.png").unlink(missing_ok=True)
+    kept = vectors_of(Index.build(predictor, photos, out, nearest="hnsw")[0])
+    del kept["deep/03.png"]
     (photos / "deep" / "03.png").unlink()
-    calls = []
-    real = {"part": folder_module.save_tensors, "manifest": folder_module.write_atomically}[at]
+    draw(photos / "new.png", 103)
+    module, name = {
+        "part": (folder_module, "save_tensors"),
+        "manifest": (folder_module, "write_atomically"),
+        "graph": (faiss, "write_index"),
+    }[at]
+    real, left = getattr(module, name), 0
 
-    for kill_at in range(1, 9):
+    def dies(*args):
+        nonlocal left
+        left -= 1
+        if not left:
+            if at == "graph":
+                Path(args[1]).write_bytes(b"half")
+            raise SystemExit
+        return real(*args)
 
-        def dies(*args, kill_at=kill_at):
-            calls.append(args)
-            if len(calls) == kill_at:
-                raise SystemExit
-            return real(*args)
-
-        calls.clear()
+    for killed in range(9):
+        left = killed + 1
         with monkeypatch.context() as patch:
-            patch.setattr(folder_module, {"part": "save_tensors", "manifest": "write_atomically"}[at], dies)
+            patch.setattr(module, name, dies)
             try:
                 Index.build(predictor, photos, out)
+                break
             except SystemExit:
-                assert set(names(Index(out))) <= {item.name for item in index_module._list_items(predictor, photos)} | {
-                    "deep/03.png"
-                }
-                continue
-        break
+                index = Index(out)
+        found = vectors_of(index)
+        assert kept.keys() <= found.keys() <= kept.keys() | {"new.png", "deep/03.png"}
+        assert all(torch.equal(found[name], kept[name]) for name in kept)
+        assert index.search(photos / "01.png", 1)[0][0].item == "01.png"
     else:
         pytest.fail("never finished")
-    index, _ = Index.build(predictor, photos, out)
-    assert names(index) == sorted(p.relative_to(photos).as_posix() for p in photos.rglob("*.png"))
+    assert killed
+    index, change = Index.build(predictor, photos, out)
+    assert (change.added, change.removed, index.manifest.nearest) == (0, 0, "hnsw")
+    assert vectors_of(index).keys() == kept.keys() | {"new.png"}
+
+
+def vectors_of(index):
+    """The vector of each name, each of which is there once."""
+    found = {item.name: vector for item, vector in zip(index.items, index.vectors, strict=True)}
+    assert len(found) == len(index)
+    return found
 
 
 def test_leftovers_of_a_kill_are_removed(predictor, photos, tmp_path):
@@ -194,6 +223,123 @@ def test_what_finds_neighbours_belongs_to_the_vectors_there_are(predictor, photo
         assert index.search(file, top_k=1)[0][0].name == str(file.resolve())
     next(out.glob("*.faiss")).unlink()  # as while it is brought up to date
     assert Index(out).search(files[3], top_k=1)[0][0].name == str(files[3].resolve())
+
+
+def test_what_was_asked_for_stays(predictor, photos, tmp_path, monkeypatch):
+    asked, own = tmp_path / "asked", tmp_path / "own"
+
+    def stop(steps, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Index.build(predictor, photos, asked, nearest="ivf", watch=stop)
+    assert Index.build(predictor, photos, asked)[0].manifest.nearest == "ivf"
+    draw(photos / "new.png", 103)
+    assert Index.build(predictor, photos, asked)[0].manifest.nearest == "ivf"
+    Index.build(predictor, photos, asked, nearest="exact")
+    assert Index.build(predictor, photos, own)[0].manifest.nearest == "exact"
+    monkeypatch.setattr(index_module, "LARGE", 12)
+    assert Index.build(predictor, photos, asked)[0].manifest.nearest == "exact"
+    assert Index.build(predictor, photos, own)[0].manifest.nearest == "hnsw"
+    (photos / "new.png").unlink()
+    assert Index.build(predictor, photos, own)[0].manifest.nearest == "hnsw"
+
+
+def test_what_was_asked_for_stays_while_there_is_nothing(predictor, tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.png").write_bytes(b"no picture")
+    index, _ = Index.build(predictor, tmp_path / "photos", tmp_path / "i", nearest="hnsw")
+    assert index.search_vectors(torch.ones(2, 64)) == [[], []]
+    draw(tmp_path / "photos" / "a.png", 1)
+    index, _ = Index.build(predictor, tmp_path / "photos", tmp_path / "i")
+    assert (index.manifest.nearest, len(index), len(list((tmp_path / "i").glob("*.faiss")))) == ("hnsw", 1, 1)
+
+
+def test_without_faiss_nothing_is_computed_first(predictor, photos, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    watch = Counting()
+    with pytest.raises(ConfigError, match=r"needs faiss: .*, or give --nearest exact"):
+        Index.build(predictor, photos, tmp_path / "i", nearest="hnsw", watch=watch)
+    monkeypatch.setattr(index_module, "LARGE", 11)
+    with pytest.raises(ConfigError, match="needs faiss"):
+        Index.build(predictor, photos, tmp_path / "i", watch=watch)
+    assert watch.totals == []
+    index, _ = Index.build(predictor, photos, tmp_path / "i", nearest="exact")
+    assert len(index) == 11
+
+
+def test_a_graph_grows_until_something_is_taken_away(predictor, photos, tmp_path, monkeypatch):
+    out, built = tmp_path / "i", []
+    real = Approximate.of
+    monkeypatch.setattr(Approximate, "of", lambda *args: built.append(args) or real(*args))
+
+    def build(**options):
+        index, _ = Index.build(predictor, photos, out, **options)
+        assert len(list(out.glob("*.faiss"))) == 1
+        for file in photos.rglob("*.png"):
+            assert index.search(file, top_k=1)[0][0].name == str(file.resolve())
+
+    build(nearest="hnsw")
+    assert len(built) == 1
+    for number in range(3):
+        draw(photos / f"new-{number}.png", 103 + number)
+        build(save_seconds=0)
+    assert len(built) == 1
+    (photos / "01.png").unlink()
+    build()
+    assert len(built) == 2
+    draw(photos / "last.png", 109)
+    build(nearest="ivf")
+    assert len(built) == 3
+
+
+def test_cells_that_hold_too_few_are_not_all_that_is_looked_at(tmp_path):
+    vectors = F.normalize(torch.randn(701, 13, generator=torch.Generator().manual_seed(0)), dim=1)
+    manifest = Manifest("text", "/somewhere", "", Embedding("a model", "pooled", 13), nearest="ivf")
+    store = Folder(tmp_path / "i")
+    with store.writing():
+        store.create(manifest)
+        store.add(manifest, [Item(str(i)) for i in range(701)], list(vectors))
+        store.finish(manifest)
+    store = Folder(tmp_path / "i")
+    store.open()
+    few = Approximate.read(next((tmp_path / "i").glob("*.faiss")), vectors).search(vectors[:5], 300)[1]
+    assert (few < 0).any(dim=1).all()
+    for k in (300, 701, 999):
+        found = store.search(vectors[:5], k)
+        values, rows = Exact(vectors).search(vectors[:5], min(k, 701))
+        assert [[int(item.name) for _, item in some] for some in found] == rows.tolist()
+        assert [[score for score, _ in some] for some in found] == values.tolist()
+    assert [some[0][1].name for some in store.search(vectors[:5], 3)] == ["0", "1", "2", "3", "4"]
+
+
+# ---- readers while there is a writer ----
+
+
+def test_a_reader_that_meets_a_writer_reads_what_that_one_wrote(predictor, photos, tmp_path, monkeypatch):
+    out = tmp_path / "i"
+    Index.build(predictor, photos, out)
+    real = folder_module.load_file
+
+    def late(path):
+        monkeypatch.setattr(folder_module, "load_file", real)
+        draw(photos / "new.png", 103)
+        Index.build(predictor, photos, out)
+        assert not path.exists()
+        return real(path)
+
+    monkeypatch.setattr(folder_module, "load_file", late)
+    assert len(Index(out)) == 12
+
+
+def test_a_graph_that_a_writer_takes_away_is_not_missed(predictor, photos, tmp_path, monkeypatch):
+    Index.build(predictor, photos, tmp_path / "i", nearest="hnsw")
+    real = Approximate.read
+    monkeypatch.setattr(Approximate, "read", lambda path, vectors: path.unlink() or real(path, vectors))
+    assert Index(tmp_path / "i").search(photos / "01.png", 1)[0][0].item == "01.png"
+
+
+# ---- what belongs to an index ----
 
 
 def test_a_link_that_leads_nowhere_stops_nothing(predictor, photos, tmp_path):
@@ -228,6 +374,13 @@ def test_other_weights_and_other_folders_are_refused(predictor, photos, tmp_path
     with pytest.raises(DataError, match="no images"):
         Index.build(predictor, tmp_path / "none", tmp_path / "j")
     assert not (tmp_path / "j").exists()
+
+
+def test_every_engine_is_the_same_model(tmp_path):
+    config = ViTConfig(img_size=16, patch_size=4, num_classes=5, embed_dim=24, depth=2, num_heads=3, init_values=0.1)
+    vitral.save_model(redraw(VisionTransformer(config)), tmp_path, layout="vitral")
+    packed, eager = Predictor(tmp_path, engine="packed"), Predictor(tmp_path, engine="eager")
+    assert fingerprint(packed) == fingerprint(eager)
 
 
 def test_another_preprocessing_is_another_embedding(weights, photos, tmp_path):
@@ -317,6 +470,7 @@ def test_texts(tmp_path):
     (found,) = Index(tmp_path / "i").search("a red and old boat", top_k=3)
     assert found[0].name == "a red and old boat"
     assert found[0].score == pytest.approx(1, abs=1e-5)
+    assert opened(tmp_path / "i", "--engine", "packed").predictor.engine == "eager"  # texts have no other
     texts.write_text("\n".join(lines[3:]))
     index, change = Index.build(run.path, texts, tmp_path / "i")
     assert (change.added, change.kept, change.removed) == (0, len(lines) - 3, 3)
@@ -351,10 +505,88 @@ def test_commands(weights, photos, tmp_path, capsys):
     assert copies.read_text().count("<figure") == 2
 
 
+@pytest.mark.parametrize(
+    ("here", "given", "out"),
+    [
+        (".", "photos", "photos.index"),
+        (".", "photos/", "photos.index"),
+        ("photos", ".", "{tmp}/photos.index"),
+        ("photos/deep", "..", "{tmp}/photos.index"),
+        ("photos", "deep/..", "{tmp}/photos.index"),
+        ("photos", "deep", "deep.index"),
+        ("photos", "../photos/deep", "../photos/deep.index"),
+    ],
+)
+def test_an_index_lies_beside_its_folder(weights, photos, tmp_path, capsys, monkeypatch, here, given, out):
+    monkeypatch.chdir(tmp_path / here)
+    assert main(["index", str(weights), given]) == 0
+    place = out.format(tmp=tmp_path.resolve())
+    assert capsys.readouterr().out.startswith(f"{place}: {4 if 'deep' in out else 11} images")
+    assert (tmp_path / here / place / "index.json").is_file()
+
+
+def opened(index, *more, served=()):
+    """What vitral serve searches in."""
+    return serve.open_index(parse(serve.Options, ["m", "--index", str(index), *map(str, more)], "vitral serve"), served)
+
+
+def test_a_server_has_the_model_of_an_index_once(predictor, weights, photos, tmp_path):
+    Index.build(predictor, photos, tmp_path / "i")
+    other = Predictor(create_model("vit_nano_patch2_8", num_classes=3, in_chans=3, seed=6))
+    exported = tmp_path / "m.pt2"
+    vitral.export(weights, exported)
+    assert opened(tmp_path / "i", served=[Predictor(exported), other, predictor]).predictor is predictor
+    index = opened(tmp_path / "i", "--engine", "eager", "--max-batch", "5", served=[other])
+    assert (index.predictor.engine, index.predictor.batch_size) == ("eager", 5)
+    assert index.search(photos / "01.png", 1)[0][0].item == "01.png"
+    with pytest.raises(ConfigError, match="got device 'meta'"):
+        opened(tmp_path / "i", "--device", "meta", "--engine", "packed")
+
+
+def test_a_model_and_its_index_are_asked_at_once(predictor, photos, tmp_path):
+    Index.build(predictor, photos, tmp_path / "i")
+    index = opened(tmp_path / "i", served=[predictor])
+    files = sorted(photos.rglob("*.png"))
+    labels = [answer.to_dict()["predictions"][0]["label"] for answer in predictor.predict(files, top_k=1)]
+    with client({"m": predictor}, index=index) as c, ThreadPoolExecutor(8) as pool:
+
+        def ask(where, file):
+            return c.post(f"/v1/{where}", **as_form(file.read_bytes(), top_k=1)).json()
+
+        for _ in range(3):
+            said = [pool.submit(ask, "predict", file) for file in files]
+            found = [pool.submit(ask, "search", file) for file in files]
+            assert [each.result()["predictions"][0]["label"] for each in said] == labels
+            assert [photos / each.result()["matches"][0]["name"] for each in found] == files
+
+
+def test_a_server_is_told_where_the_model_of_an_index_is_now(weights, photos, tmp_path):
+    first, now, other = tmp_path / "first.safetensors", tmp_path / "now.safetensors", tmp_path / "other.safetensors"
+    first.write_bytes(weights.read_bytes())
+    Index.build(first, photos, tmp_path / "i")
+    first.rename(now)
+    with pytest.raises(VitralError, match=r"first\.safetensors"):
+        opened(tmp_path / "i")
+    assert opened(tmp_path / "i", "--index-model", now).search(photos / "01.png", 1)[0][0].item == "01.png"
+    vitral.save_model(create_model("vit_nano_patch2_8", num_classes=3, in_chans=3, seed=6), other)
+    with pytest.raises(InputError, match=r"other weights or preprocessing than .*other\.safetensors has now"):
+        opened(tmp_path / "i", "--index-model", other)
+
+
+def test_an_index_of_a_model_without_a_file_is_searched_by_a_served_one(weights, photos, tmp_path):
+    model = vitral.load_model(weights)
+    Index.build(Predictor(model), photos, tmp_path / "i")
+    assert opened(tmp_path / "i", served=[Predictor(weights)]).search(photos / "01.png", 1)[0][0].item == "01.png"
+    with pytest.raises(InputError, match="--index-model of vitral serve"):
+        assert opened(tmp_path / "i").predictor
+
+
 def test_mistakes_end_with_2(weights, photos, tmp_path, capsys):
     assert main(["search", str(tmp_path), "x.png"]) == 2
     assert "not an index" in capsys.readouterr().err
     assert main(["index", str(weights), str(photos), "--page", "x.html"]) == 2
     assert "--duplicates" in capsys.readouterr().err
+    assert main(["index", str(weights), "/"]) == 2
+    assert "beside / there is no place for an index; give --out" in capsys.readouterr().err
     assert main(["index", str(weights), str(tmp_path / "nowhere")]) == 2
     assert "is not a folder" in capsys.readouterr().err

@@ -56,9 +56,39 @@ def test_near_pairs_are_those_of_a_loop(monkeypatch):
     cosines = vectors @ vectors.T
     literal = [(i, j) for i in range(151) for j in range(i + 1, 151) if cosines[i, j] >= 0.8]
     assert literal
-    for cells in (2**24, 700):
+    for cells, pairs in ((2**24, 2**20), (2**24, 500), (700, 500), (700, 1)):
         monkeypatch.setattr(nearest, "CELLS", cells)
-        assert sorted((i, j) for i, j, _ in near_pairs(vectors, 0.8)) == literal
+        monkeypatch.setattr(nearest, "PAIRS", pairs)
+        found = list(near_pairs(vectors, 0.8))
+        assert [pair for i, j in found for pair in zip(i.tolist(), j.tolist(), strict=True)] == literal
+        assert all(len(i) <= max(pairs, 150) for i, _ in found)
+
+
+@pytest.mark.parametrize("least", [0.5, 0.8, 0.95, 0.99])
+def test_groups_are_those_of_a_walk(least, monkeypatch):
+    monkeypatch.setattr(nearest, "CELLS", 3000)
+    monkeypatch.setattr(nearest, "PAIRS", 400)
+    for seed in range(5):
+        vectors = unit(211, 3 + seed, seed)
+        near = vectors @ vectors.T >= least
+        left, walked = set(range(211)), []
+        while left:
+            group, new = set(), {min(left)}
+            while new:
+                group |= new
+                new = {j for i in new for j in near[i].nonzero()[:, 0].tolist()} - group
+            left -= group
+            walked.append(sorted(group))
+        walked = [group for group in walked if len(group) > 1]
+        assert near_groups(vectors, least) == sorted(walked, key=lambda group: (-len(group), group))
+
+
+def test_many_copies_are_one_group(monkeypatch):
+    monkeypatch.setattr(nearest, "PAIRS", 5003)
+    vectors = torch.cat([unit(1, 7, 0).repeat(997, 1), -unit(1, 7, 0).repeat(1499, 1)])
+    assert near_groups(vectors, 0.99) == [list(range(997, 2496)), list(range(997))]
+    assert max(len(i) for i, _ in near_pairs(vectors, 0.99)) <= 5003
+    assert near_groups(vectors[:0], 0.99) == []
 
 
 def test_groups_hang_together_by_chains():

@@ -273,6 +273,66 @@ def end_sessions(server, user="postgres"):
         )
 
 
+# ---- a server that does not answer ----
+
+
+def test_a_search_that_takes_too_long_is_given_up(url, server, monkeypatch):
+    store = fill(url, unit(9, 5, 0))
+    wanted, connection = store.search(unit(2, 5, 1), 3), store._connection
+    tries, real = [], Postgres._search
+    monkeypatch.setattr(Postgres, "_search", lambda *args: tries.append(args) or real(*args))
+    monkeypatch.setattr(postgres, "SEARCH_SECONDS", 0.05)
+    with server.connect() as other, other.transaction():
+        other.execute(f"LOCK TABLE {store.title} IN ACCESS EXCLUSIVE MODE")
+        said = told(store.search, unit(2, 5, 1), 3)
+    assert "canceling statement due to statement timeout" in said
+    assert "add options=-c%20statement_timeout%3D10min to the address" in said
+    assert len(tries) == 1
+    monkeypatch.undo()
+    assert store.search(unit(2, 5, 1), 3) == wanted
+    assert store._connection is connection
+
+
+def patience(store):
+    """How long the server lets a search and another statement of the store take."""
+    seen, real = [], Postgres._ask
+
+    def ask(self, connection, *args):
+        seen.extend(connection.execute("SHOW statement_timeout").fetchone())
+        return real(self, connection, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Postgres, "_ask", ask)
+        store.search(unit(1, 5, 1), 3)
+    with store._asking() as connection:
+        return *seen, *connection.execute("SHOW statement_timeout").fetchone()
+
+
+def test_only_searches_have_a_limit_and_others_can_set_it(url, server):
+    store = fill(url, unit(9, 5, 0))
+    assert patience(store) == ("1min", "0")
+    with store.writing():
+        assert patience(store) == ("1min", "0")
+    for limit in ("7s", "2min", "0"):
+        assert patience(Postgres(f"{url}&options=-c%20statement_timeout%3D{limit}")) == (limit, limit)
+    with server.connect() as connection:
+        connection.execute("CREATE ROLE hasty LOGIN SUPERUSER")
+        connection.execute("ALTER ROLE hasty SET statement_timeout = '3s'")
+    assert patience(Postgres(url.replace("postgres@", "hasty@"))) == ("3s", "3s")
+
+
+def test_a_line_that_is_dead_is_noticed(url):
+    fill(url, unit(9, 5, 0))
+    for more, changed in (
+        ("", {}),
+        ("&tcp_user_timeout=5000&keepalives_idle=7", {"tcp_user_timeout": "5000", "keepalives_idle": "7"}),
+    ):
+        store = Postgres(url + more)
+        store.open()
+        parameters = store._connection.info.get_parameters()
+        assert {name: parameters[name] for name in postgres.LOST} == postgres.LOST | changed
+
+
 # ---- among many ----
 
 
@@ -319,19 +379,22 @@ def test_indexing_with_a_graph(predictor, photos, url, tmp_path):
     assert index.manifest.nearest == Index(url).manifest.nearest == "hnsw"
     for i, file in enumerate(sorted(photos.rglob("*.png"))):
         draw(file, 500 + i)
-    index, change = Index.build(predictor, photos, url, nearest="hnsw")
+    index, change = Index.build(predictor, photos, url)
     assert (change.added, change.removed) == (7, 7)
+    assert index.manifest.nearest == "hnsw"
     for file in sorted(photos.rglob("*.png")):
         assert index.search(file, top_k=1)[0][0].name == str(file.resolve())
 
 
-def test_vectors_too_long_for_a_graph(url):
-    with pytest.raises(ConfigError, match=r"at most 2,000 numbers, these have 2,003; .* --nearest exact"):
-        fill(url, unit(3, 2003, 0), nearest="hnsw")
-    store = Postgres(url)
-    store.open()
-    assert len(store) == 3
+def test_vectors_too_long_for_a_graph(predictor, photos, url, monkeypatch):
+    with pytest.raises(ConfigError, match=r"at most 2,000 numbers, these have 2,003; give --nearest exact"):
+        Postgres(url).require("hnsw", 2003)
+    store = fill(url, unit(3, 2003, 0))
     assert [item.name for _, item in store.search(unit(3, 2003, 0)[1:2], 1)[0]] == ["1"]
+    monkeypatch.setattr(postgres, "MOST_INDEXED", 63)
+    with pytest.raises(ConfigError, match="these have 64"):
+        Index.build(predictor, photos, f"{url}_2", nearest="ivf", watch=lambda steps, total: 1 // 0)
+    assert "make one with vitral index" in told(Index, f"{url}_2")
 
 
 # ---- names ----
@@ -511,7 +574,7 @@ def test_the_commands_of_the_page_work(server, weights, photos, capsys):
         assert read_address(address).place == address
         if command[0] == "serve":
             options = parse(serve.Options, [here.get(word, word) for word in command[1:]], "vitral serve")
-            assert len(serve.open_index(options.index)) == 7
+            assert len(serve.open_index(options, [])) == 7
         else:
             assert main([here.get(word, word) for word in command]) == 0
             assert {"index": "7 images: 7 new", "search": "1.0000"}[command[0]] in capsys.readouterr().out

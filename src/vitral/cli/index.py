@@ -50,7 +50,7 @@ def run(options: Options) -> None:
     from vitral.retrieval.index import Index
 
     folder = Path(options.folder)
-    out = options.out or folder.with_name(f"{folder.resolve().name}.index")
+    out = options.out or _beside(folder)
     index, change = Index.build(options.source, folder, out, watch=_progress, **options.indexing.to_dict())
     what = index.manifest.what
     for name, why in () if options.json else change.unreadable.items():
@@ -74,6 +74,15 @@ def run(options: Options) -> None:
     if options.duplicates:
         print(f"{len(groups):,} groups of near copies (cosine at least {options.least:g})")
         print("\n".join("  ".join(group) for group in groups))
+
+
+def _beside(folder: Path) -> Path:
+    """Where the index of a folder is kept unless another place is named."""
+    whole = folder.resolve()
+    if not whole.name:
+        raise ConfigError(f"beside {whole} there is no place for an index; give --out.")
+    named = whole if folder.name in ("", "..") else folder
+    return named.with_name(f"{whole.name}.index")
 
 
 def _progress(steps: Iterable[Any], total: int) -> Iterable[Any]:

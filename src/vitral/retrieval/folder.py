@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from vitral.config import NearestKind
 from vitral.errors import CheckpointError
-from vitral.retrieval.nearest import Approximate, Exact, Nearest
+from vitral.retrieval.nearest import Approximate, Exact, Nearest, import_faiss
 from vitral.retrieval.store import Item, Manifest, Rows
 from vitral.weights.atomic import save_tensors, write_atomically
 from vitral.weights.files import read_json
@@ -45,14 +46,16 @@ class Folder:
         if not self._exists():
             raise CheckpointError(f"{self.path} is not an index: it has no {MANIFEST}; make one with vitral index.")
         document = read_json(self.path / MANIFEST)
-        parts = document.pop("parts", None)
-        manifest = Manifest.from_dict(document, str(self.path / MANIFEST))
-        if not isinstance(parts, list) or any(not isinstance(part, str) or Path(part).name != part for part in parts):
-            raise CheckpointError(
-                f"{self.path / MANIFEST} is damaged (its parts are not plain file names); make the index anew."
-            )
-        self._parts, self._kind = tuple(parts), manifest.nearest
-        self._rows = self._read_parts(manifest.embedding.width)
+        while True:
+            self._parts, manifest = self._understand(document)
+            try:
+                self._rows = self._read_parts(manifest.embedding.width)
+                break
+            except CheckpointError:  # a writer that finishes takes away parts that counted until then
+                before, document = document, read_json(self.path / MANIFEST)
+                if document == before:
+                    raise
+        self._kind = manifest.nearest
         return manifest
 
     def __len__(self) -> int:
@@ -72,8 +75,11 @@ class Folder:
         if not k:
             return [[] for _ in queries]
         scores, rows = self._nearest.search(queries, k)
+        short = (rows < 0).any(dim=1)
+        if short.any():  # cells that were looked at have fewer
+            scores[short], rows[short] = Exact(self._rows.vectors).search(queries[short], k)
         return [
-            [(score, self._rows.items[i]) for score, i in zip(some, places, strict=True) if i >= 0]
+            [(score, self._rows.items[i]) for score, i in zip(some, places, strict=True)]
             for some, places in zip(scores.tolist(), rows.tolist(), strict=True)
         ]
 
@@ -82,10 +88,26 @@ class Folder:
         file = self._nearest_file(self._kind)
         if file is None or not file.exists():  # not yet, while the index is brought up to date
             return Exact(self._rows.vectors)
-        return Approximate.read(file, self._rows.vectors)
+        try:
+            return Approximate.read(file, self._rows.vectors)
+        except CheckpointError:
+            if file.exists():
+                raise
+            return Exact(self._rows.vectors)  # a writer took it away meanwhile
 
     def _exists(self) -> bool:
         return (self.path / MANIFEST).is_file()
+
+    def _understand(self, document: dict[str, Any]) -> tuple[tuple[str, ...], Manifest]:
+        """The parts that count, and the rest of `index.json`."""
+        known = dict(document)
+        parts = known.pop("parts", None)
+        manifest = Manifest.from_dict(known, str(self.path / MANIFEST))
+        if not isinstance(parts, list) or any(not isinstance(part, str) or Path(part).name != part for part in parts):
+            raise CheckpointError(
+                f"{self.path / MANIFEST} is damaged (its parts are not plain file names); make the index anew."
+            )
+        return tuple(parts), manifest
 
     def _read_parts(self, width: int) -> Rows:
         vectors, items = [torch.zeros(0, width)], []
@@ -119,6 +141,11 @@ class Folder:
                 self._remove_orphans()
             yield manifest
 
+    def require(self, nearest: NearestKind, width: int) -> None:
+        """All but exact is by faiss."""
+        if nearest != "exact":
+            import_faiss()
+
     def refuses(self, item: Item) -> str:
         """Nothing: any name can be kept."""
         return ""
@@ -148,11 +175,14 @@ class Folder:
     def finish(self, manifest: Manifest) -> None:
         """Few parts instead of many, and what finds neighbours among many vectors."""
         self._rows = self._read_parts(manifest.embedding.width)
+        kind = manifest.nearest
+        graph = self._graph() if kind == "hnsw" else None  # cells are means of the vectors there are
         if len(self._parts) > -(-len(self) // PART_ITEMS):
             self._rewrite(manifest)
-        file = self._nearest_file(manifest.nearest)
+        file = self._nearest_file(kind)
         if file is not None and not file.exists():
-            Approximate.of(self._rows.vectors, manifest.nearest).write(file)
+            vectors = self._rows.vectors
+            (Approximate.grown(graph, vectors) if graph else Approximate.of(vectors, kind)).write(file)
         self._write_manifest(manifest)
         for old in self.path.glob("*.faiss"):
             if old != file:
@@ -160,9 +190,16 @@ class Folder:
 
     def _nearest_file(self, kind: NearestKind) -> Path | None:
         """Where a structure for these very parts lies; None for an exact search."""
-        if kind == "exact":
-            return None
-        ends = (self._parts[0], self._parts[-1])
+        return None if kind == "exact" or not self._parts else self._structure(kind, self._parts[-1])
+
+    def _graph(self) -> Path | None:
+        """A graph of the first of these parts, which the others can be added to."""
+        files = (self._structure("hnsw", part) for part in self._parts)
+        return next((file for file in files if file.exists()), None)
+
+    def _structure(self, kind: NearestKind, last: str) -> Path:
+        """Where one for the parts up to `last` lies."""
+        ends = (self._parts[0], last)
         stamp = "-".join(part.removesuffix(".safetensors").lstrip("0") for part in ends)
         return self.path / f"{kind}-{stamp}.faiss"
 

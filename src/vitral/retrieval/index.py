@@ -12,7 +12,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitral.config import Indexing
+from vitral.config import Indexing, NearestKind
 from vitral.data.inputs import ImageLike
 from vitral.data.sources.folder import list_images
 from vitral.errors import CheckpointError, DataError, InputError
@@ -86,21 +86,30 @@ class Index:
         predictor = source if isinstance(source, Predictor) else Predictor(source)
         change = _build(predictor, Path(folder), store, Indexing.from_dict(options), watch)
         index = cls(out)
-        index.__dict__["predictor"] = predictor
+        index.predictor = predictor
         return index, change
 
     @cached_property
     def predictor(self) -> Predictor:
         """The model that the index was made with."""
         if not self.source:
-            raise InputError(f"{self.place} was made with a model that has no file; say where it is now: source=...")
+            raise InputError(
+                f"{self.place} was made with a model that has no file; say where it is now: --model of vitral search, "
+                "--index-model of vitral serve, or source=... from Python."
+            )
         predictor = Predictor(self.source)
+        self.use(predictor)
+        return predictor
+
+    def use(self, predictor: Predictor) -> None:
+        """Let this one look at the queries; it must have the model that the index was made with."""
         if fingerprint(predictor) != self.manifest.embedding.model:
             raise InputError(
-                f"{self.place} was made with other weights or preprocessing than {self.source} has now; vectors of two "
-                "models cannot be compared. Make the index anew, or name the model it was made with."
+                f"{self.place} was made with other weights or preprocessing than {predictor.source or 'this model'} "
+                "has now; vectors of two models cannot be compared. Make the index anew, or name the model it was made "
+                "with."
             )
-        return predictor
+        self.predictor = predictor
 
     @cached_property
     def rows(self) -> Rows:
@@ -150,8 +159,9 @@ def store_at(place: str | Path) -> Store:
 
 def fingerprint(predictor: Predictor) -> str:
     """What tells the vectors of a model from others': its architecture, its weights, and how it reads."""
+    plain = predictor.with_model(predictor.model)  # an engine may have folded weights into others
     reads = predictor.inputs.identity()
-    return hashlib.sha256(f"{digest_weights(predictor.embedder)} {json.dumps(reads)}".encode()).hexdigest()
+    return hashlib.sha256(f"{digest_weights(plain.embedder)} {json.dumps(reads)}".encode()).hexdigest()
 
 
 # ---- building ----
@@ -165,8 +175,12 @@ def _build(
     if not found:
         raise DataError(f"{folder} has no {predictor.inputs.what}s in it.")
     wanted = set(found)
-    with store.writing() as manifest:
-        manifest = _begin(predictor, folder, store, manifest)
+    with store.writing() as before:
+        manifest = _begin(predictor, folder, store, before)
+        manifest = replace(manifest, asked=o.nearest or manifest.asked)
+        store.require(_nearest(manifest, len(found)), manifest.embedding.width)
+        if before is None:
+            store.create(manifest)
         there = set(store.items())
         gone = [item for item in there if item not in wanted]
         there -= set(gone)
@@ -195,9 +209,8 @@ def _build(
         store.add(_with(manifest, unreadable), items, vectors)
         added += len(items)
         seconds = time.monotonic() - started
-        count = len(there) + added
-        nearest = o.nearest or ("exact" if count < LARGE else "hnsw")
-        store.finish(replace(_with(manifest, unreadable), nearest=nearest if count else "exact"))
+        nearest = _nearest(manifest, len(there) + added)
+        store.finish(replace(_with(manifest, unreadable), nearest=nearest))
         errors = {item.name: why for item, why in unreadable.items()}
         return Change(added, len(there), len(gone), errors, seconds)
 
@@ -209,9 +222,7 @@ def _begin(predictor: Predictor, folder: Path, store: Store, manifest: Manifest 
     if manifest is None:
         width = predictor.embedder.config.pooled_dim
         embedding = Embedding(model, "pooled", width)
-        manifest = Manifest(predictor.inputs.what, place, _lasting(predictor.source), embedding)
-        store.create(manifest)
-        return manifest
+        return Manifest(predictor.inputs.what, place, _lasting(predictor.source), embedding)
     if manifest.embedding.model != model:
         raise CheckpointError(
             f"{store.place} was made with another model, or one that reads images in another way; give another --out."
@@ -219,6 +230,13 @@ def _begin(predictor: Predictor, folder: Path, store: Store, manifest: Manifest 
     if manifest.folder != place:
         raise CheckpointError(f"{store.place} is an index of {manifest.folder}, not of {place}; give another --out.")
     return replace(manifest, source=_lasting(predictor.source))
+
+
+def _nearest(manifest: Manifest, count: int) -> NearestKind:
+    """How neighbours are found among so many: as was asked for, or as before, unless they have become too many."""
+    if manifest.asked:
+        return manifest.asked
+    return "hnsw" if manifest.nearest == "exact" and count >= LARGE else manifest.nearest
 
 
 def _with(manifest: Manifest, unreadable: dict[Item, str]) -> Manifest:

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitral.config import NearestKind
@@ -17,10 +19,14 @@ from vitral.weights.atomic import sync_folder
 
 CELLS = 2**24
 """Cosines that are looked at at once, whatever the number of vectors."""
+PAIRS = 2**20
+"""Near pairs that are looked at at once, unless a vector alone has more."""
 LINKS, BUILD_WIDTH, SEARCH_WIDTH = 32, 128, 256
 """HNSW: neighbours of a vector in the graph, and candidates that are kept while it is built and searched."""
 TRAINING = 64
 """IVF: vectors to learn each cell from, at most."""
+
+RowNumbers = NDArray[np.int64]
 
 
 class Nearest(Protocol):
@@ -71,14 +77,24 @@ class Approximate:
     @classmethod
     def read(cls, path: Path, vectors: Tensor) -> "Approximate":
         """One that was written before, for these vectors."""
-        faiss = import_faiss()
+        made = cls._read(path)
+        if (made.index.ntotal, made.index.d) != tuple(vectors.shape):
+            raise CheckpointError(f"{path} does not belong to this index; remove it, and run vitral index again.")
+        return made
+
+    @classmethod
+    def grown(cls, path: Path, vectors: Tensor) -> "Approximate":
+        """A graph that was written before, for the first of these vectors, with the others too."""
+        made = cls._read(path)
+        made.index.add(vectors[made.index.ntotal :].contiguous().numpy())
+        return made
+
+    @classmethod
+    def _read(cls, path: Path) -> "Approximate":
         try:
-            index = faiss.read_index(str(path))
+            return cls(import_faiss().read_index(str(path)))
         except RuntimeError as error:
             raise CheckpointError(f"{path} is damaged; remove it, and run vitral index again.") from error
-        if (index.ntotal, index.d) != tuple(vectors.shape):
-            raise CheckpointError(f"{path} does not belong to this index; remove it, and run vitral index again.")
-        return cls(index)
 
     def write(self, path: Path) -> None:
         """Keep it, whole or not at all."""
@@ -112,37 +128,49 @@ def import_faiss() -> Any:
     try:
         import faiss
     except ImportError as error:
-        raise ConfigError("a search that is not exact needs faiss: pip install 'vitral[search]'.") from error
+        raise ConfigError(
+            "a search that is not exact needs faiss: pip install 'vitral[search]', or give --nearest exact."
+        ) from error
     return faiss
 
 
 # ---- vectors that nearly are the same ----
 
 
-def near_pairs(vectors: Tensor, least: float) -> Iterator[tuple[int, int, float]]:
-    """Every pair of rows i < j whose cosine is at least `least`, with it."""
-    step = max(CELLS // max(len(vectors), 1), 1)
-    for start in range(0, len(vectors), step):
-        cosines = vectors[start : start + step] @ vectors[start:].mT
-        for i, j in (cosines >= least).nonzero().tolist():
-            if i < j:
-                yield start + i, start + j, float(cosines[i, j])
+def near_pairs(vectors: Tensor, least: float) -> Iterator[tuple[RowNumbers, RowNumbers]]:
+    """Every pair of rows i < j whose cosine is at least `least`, some pairs at a time."""
+    n = len(vectors)
+    step, few = max(CELLS // max(n, 1), 1), max(PAIRS // max(n, 1), 1)
+    for start in range(0, n, step):
+        near = (vectors[start : start + step] @ vectors[start:].mT >= least).triu_(1).numpy()
+        for first in range(0, len(near), few):
+            i, j = np.divmod(np.flatnonzero(near[first : first + few]), n - start)
+            yield start + first + i, start + j
 
 
 def near_groups(vectors: Tensor, least: float) -> list[list[int]]:
     """Rows that hang together by such pairs: groups of two or more, the largest first, rows rising."""
-    parent = list(range(len(vectors)))
+    lowest = np.arange(len(vectors))  # of the group that a row is in
+    for i, j in near_pairs(vectors, least):
+        lowest = _joined(lowest, i, j)
+    sizes = np.bincount(lowest)
+    rows = np.flatnonzero(sizes[lowest] > 1)
+    rows = rows[np.argsort(lowest[rows], kind="stable")]
+    groups = np.split(rows, np.cumsum(sizes[sizes > 1])[:-1]) if len(rows) else []
+    return sorted((group.tolist() for group in groups), key=len, reverse=True)
 
-    def root(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = parent[parent[i]]
-            i = parent[i]
-        return i
 
-    for i, j, _ in near_pairs(vectors, least):
-        a, b = sorted((root(i), root(j)))
-        parent[b] = a
-    groups: dict[int, list[int]] = {}
-    for i in range(len(vectors)):
-        groups.setdefault(root(i), []).append(i)
-    return sorted((g for g in groups.values() if len(g) > 1), key=lambda g: (-len(g), g))
+def _joined(lowest: RowNumbers, i: RowNumbers, j: RowNumbers) -> RowNumbers:
+    """The lowest row of each row's group, now that the groups of rows i and j are one.
+
+    In a round, each group that has one to join hangs itself below the lowest of these, unless it is lower itself: at
+    most half of them are left.
+    """
+    while (apart := lowest[i] != lowest[j]).any():
+        i, j = i[apart], j[apart]
+        a, b = lowest[i], lowest[j]
+        lowest = lowest.copy()
+        np.minimum.at(lowest, np.maximum(a, b), np.minimum(a, b))
+        while not np.array_equal(below := lowest[lowest], lowest):
+            lowest = below
+    return lowest

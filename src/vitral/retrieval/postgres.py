@@ -37,6 +37,10 @@ NAME = re.compile(r"(?=.{1,48}$)[a-z][a-z0-9]*(_[a-z0-9]+)*")
 LOCK_SECONDS = 3.0
 """How long a writer waits for another: a server takes a moment to notice that one was killed."""
 CONNECT_SECONDS = "10"
+LOST = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3", "tcp_user_timeout": "60000"}
+"""Parameters of libpq by which a server that says nothing at all for a minute is gone."""
+SEARCH_SECONDS = 60.0
+"""How long a server may look for the neighbours of one query."""
 MOST_CANDIDATES = 1000
 """HNSW: what pgvector keeps at most while it searches."""
 MOST_INDEXED = 2000
@@ -63,6 +67,12 @@ SOME: LiteralString = (
     "ORDER BY embedding <#> %(query)s::vector LIMIT %(k)s) AS near ORDER BY cosine DESC, id"
 )
 """The nearest by a graph or cells, in the order that these can give."""
+
+BOUND: LiteralString = (
+    "SELECT set_config('statement_timeout', %s, true) FROM pg_settings "
+    "WHERE name = 'statement_timeout' AND source = 'default'"
+)
+"""For this transaction, unless another is set in the address, for the user, the database or the server."""
 
 
 def is_address(place: object) -> bool:
@@ -172,16 +182,17 @@ class Postgres:
     def search(self, queries: Tensor, k: int) -> list[list[tuple[float, Item]]]:
         """The k nearest of each, with their cosines."""
         asked = [_literal(query) for query in queries]
-        connected = self._connection is not None
+        before = self._connection
         try:
             return self._search(asked, k)
         except UnreachableError:
-            if not connected:
+            if before is None or not before.closed:
                 raise
             return self._search(asked, k)  # by a new connection: the server may have been started anew since
 
     def _search(self, asked: list[str], k: int) -> list[list[tuple[float, Item]]]:
         with self._asking() as connection, connection.transaction():
+            connection.execute(BOUND, (f"{SEARCH_SECONDS * 1000:.0f}",))
             if self._kind == "exact":
                 return [self._ask(connection, ALL, query, k) for query in asked]
             candidates = min(max(SEARCH_WIDTH, 2 * k), MOST_CANDIDATES)
@@ -201,6 +212,14 @@ class Postgres:
         return [(cosine, Item(name, size, time)) for name, size, time, cosine in rows]
 
     # ---- writing ----
+
+    def require(self, nearest: NearestKind, width: int) -> None:
+        """Raise for vectors that are too long."""
+        if nearest != "exact" and width > MOST_INDEXED:
+            raise ConfigError(
+                f"pgvector has graphs and cells for vectors of at most {MOST_INDEXED:,} numbers, these have {width:,}; "
+                "give --nearest exact."
+            )
 
     def refuses(self, item: Item) -> str:
         """A database keeps text: no other bytes, and no zeros."""
@@ -291,12 +310,7 @@ class Postgres:
 
     def finish(self, manifest: Manifest) -> None:
         """The graph or cells that are asked for, and no others."""
-        kind, width = manifest.nearest, manifest.embedding.width
-        if kind != "exact" and width > MOST_INDEXED:
-            raise ConfigError(
-                f"pgvector has graphs and cells for vectors of at most {MOST_INDEXED:,} numbers, these have {width:,}; "
-                "all are kept: give --nearest exact."
-            )
+        kind = manifest.nearest
         with self._asking() as connection:
             with connection.transaction():
                 for each, create in STRUCTURES.items():
@@ -330,7 +344,7 @@ class Postgres:
 
     def _connect(self) -> "psycopg.Connection[Any]":
         psycopg = import_psycopg()
-        own = {"client_encoding": "utf8", "fallback_application_name": "vitral"}
+        own = {"client_encoding": "utf8", "fallback_application_name": "vitral", **LOST}
         own["connect_timeout"] = os.environ.get("PGCONNECT_TIMEOUT", CONNECT_SECONDS)
         connection = psycopg.connect("", autocommit=True, **(own | self._address.parameters))
         weakref.finalize(self, connection.close)
@@ -353,7 +367,9 @@ class Postgres:
             return CheckpointError(f"{self.place}: {said}; drop {self.title}__facts too, and make the index anew.")
         if not isinstance(error, psycopg.OperationalError):
             return CheckpointError(f"{self.place}: {said}.")
-        if error.sqlstate:  # said by a server that answers
+        if isinstance(error, psycopg.errors.QueryCanceled):
+            remedy = "to wait longer, add options=-c%20statement_timeout%3D10min to the address."
+        elif error.sqlstate:  # said by a server that answers
             remedy = "try again, or ask who runs the server."
         elif "password" in said:
             remedy = "give the right one in PGPASSWORD, in ~/.pgpass or in the address."

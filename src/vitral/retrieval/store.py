@@ -60,6 +60,8 @@ class Manifest:
     """Files that could not be read: size, time, and why."""
     nearest: NearestKind = "exact"
     """How neighbours are found."""
+    asked: NearestKind | None = None
+    """How they are to be, if that was ever said; else their number decides."""
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""
@@ -110,6 +112,10 @@ class Store(Protocol):
 
     def writing(self) -> AbstractContextManager[Manifest | None]:
         """Nobody else writes meanwhile; gives the index that is there, opened, if there is one."""
+        ...
+
+    def require(self, nearest: NearestKind, width: int) -> None:
+        """Raise if neighbours of such vectors cannot be found so here."""
         ...
 
     def refuses(self, item: Item) -> str:
