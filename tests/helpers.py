@@ -89,3 +89,8 @@ def same(a, b, tolerance: float = 1e-3) -> bool:
     if isinstance(a, list):
         return len(a) == len(b) and all(same(x, y, tolerance) for x, y in zip(a, b, strict=True))
     return a == pytest.approx(b, rel=tolerance, abs=tolerance) if isinstance(a, float) else a == b
+
+
+def tensors(found):
+    """What a classifier, segmenter or detector gives, as a list."""
+    return [found] if isinstance(found, torch.Tensor) else [found.logits, found.boxes]

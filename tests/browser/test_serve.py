@@ -1,14 +1,20 @@
 """The server's page in a browser: a picture in, an answer out, and what the model looks at; laptop and phone."""
 
+import io
 from pathlib import Path
 
 import pytest
+import torch
+from PIL import Image
 from process import serving
-from small_server import picture, train_runs
+from small_server import KEY, picture, train_runs
 
 import vitral
 from helpers import redraw
 from tiny import LABELS, MODELS
+from vitral.config import ViTConfig
+from vitral.data.sources.coco import mask_to_rle
+from vitral.models.vit import VisionTransformer
 
 pytestmark = pytest.mark.slow
 NAMELESS = """[...document.querySelectorAll("button, input, select, textarea, a, img, canvas, [role=img]")]
@@ -27,6 +33,29 @@ CONTRASTS = """(() => {
     .map(e => { const a = light(getComputedStyle(e).color), b = light(ground(e));
       return (Math.max(a, b) + .05) / (Math.min(a, b) + .05); });
 })()"""
+
+PIXELS = """points => {
+  const shown = document.getElementById("canvas"), copy = document.createElement("canvas");
+  [copy.width, copy.height] = [shown.width, shown.height];
+  const pen = copy.getContext("2d", { willReadFrequently: true });
+  pen.drawImage(shown, 0, 0);
+  const at = (part, size) => Math.floor(part * size);
+  return points.map(([x, y]) => [...pen.getImageData(at(x, copy.width), at(y, copy.height), 1, 1).data].slice(0, 3));
+}"""
+HAND_OVER = """([kind, bytes]) => {
+  const data = new DataTransfer(), stage = document.getElementById("stage");
+  data.items.add(new File([new Uint8Array(bytes)], "a.png", { type: "image/png" }));
+  const more = { bubbles: true, cancelable: true, clipboardData: data, dataTransfer: data };
+  stage.dispatchEvent(kind === "paste" ? new ClipboardEvent(kind, more) : new DragEvent(kind, more));
+  return stage.classList.contains("over");
+}"""
+PRESS = """keys => {
+  for (const key of keys) document.getElementById("stage").dispatchEvent(new KeyboardEvent("keydown", { key }));
+}"""
+COUNT_LAYERS = """() => {
+  window.layers = 0;
+  window.OffscreenCanvas = class extends OffscreenCanvas { constructor(...size) { super(...size); window.layers++; } };
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -140,27 +169,33 @@ def test_what_is_pointed_at_is_the_patch_that_is_framed(browser, address, height
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory):
-    """A server of models that are no ViTs, that write, or that have no classes."""
+    """A server of models that are no ViTs, that write, that have no classes, or very many patches."""
     folder = tmp_path_factory.mktemp("others")
     train_runs(folder, ["caption"])
     for name, model in (("swin", "swin"), ("cnn", "cnn"), ("headless", "embed")):
         made = redraw(MODELS[model]())
         made.labels = LABELS if name in ("swin", "cnn") else None
         vitral.save_model(made, folder / name, layout="vitral")
-    with serving(*(folder / name for name in ("swin", "cnn", "headless", "caption"))) as (url, _, _):
+    fine = ViTConfig(img_size=128, patch_size=4, num_classes=5, embed_dim=16, depth=4, num_heads=4)
+    vitral.save_model(redraw(VisionTransformer(fine)), folder / "fine", layout="vitral")
+    with serving(*(folder / name for name in ("swin", "cnn", "headless", "fine", "caption"))) as (url, _, _):
         yield url, folder
 
 
-def test_a_swin_is_asked_block_by_block_and_patch_by_patch(browser, others):
+@pytest.mark.parametrize(
+    ("model", "all_look", "grid", "patch"),
+    [("swin", "All patches together look", (8, 8), (5, 11)), ("fine", "[CLS] looks", (32, 32), (10, 22))],
+)
+def test_what_is_too_much_or_in_windows_is_asked_for_block_by_block(browser, others, model, all_look, grid, patch):
     url, folder = others
     page, data = opened(browser, url), picture(7)
-    upload(page, data, model="swin")
+    upload(page, data, model=model)
     say = page.locator("#say")
 
     def expect(**asked):
-        made = vitral.explain(folder / "swin", data, **asked)
+        made = vitral.explain(folder / model, data, **asked)
         best, columns = int(made.maps[0].argmax()), made.grid[1]
-        who = "The patch in" if "patch" in asked else "All patches together look"
+        who = "The patch in" if "patch" in asked else all_look
         page.locator(f"#say:has-text('most at row {best // columns + 1}, column {best % columns + 1}: ')").wait_for()
         assert say.inner_text().startswith(who)
         assert f"block {made.layer}, mean of heads" in say.inner_text()
@@ -174,14 +209,14 @@ def test_a_swin_is_asked_block_by_block_and_patch_by_patch(browser, others):
     page.keyboard.press("[")
     made = expect(layer=1)
     box, (rows, columns) = page.locator("#canvas").bounding_box(), made.grid
-    assert (rows, columns) == (8, 8)
+    assert (rows, columns) == grid
     page.mouse.click(box["x"] + box["width"] * 2.5 / columns, box["y"] + box["height"] * 5.5 / rows)
     page.locator("#say:has-text('The patch in row 6, column 3')").wait_for()
-    expect(layer=1, patch=(5, 11))
+    expect(layer=1, patch=patch)
     page.select_option("#map", "2")
     assert "head 0" in say.inner_text()
     page.click("#cls")
-    page.locator("#say:has-text('All patches together')").wait_for()
+    page.locator(f"#say:has-text('{all_look}')").wait_for()
     assert page.said == []
     page.close()
 
@@ -203,6 +238,7 @@ def test_other_models_show_what_they_can(browser, others, faults):
     assert faults(page) == []
     page.select_option("#model", "headless")
     page.locator("#say:has-text('[CLS] looks most at')").wait_for()
+    page.locator("#timing:has-text('model')").wait_for()
     assert "no classes" in page.inner_text("#answer")
     page.select_option("#model", "caption")
     page.locator("#answer .written").wait_for()
@@ -222,6 +258,7 @@ def test_a_text_file_gets_the_servers_sentence_and_the_next_picture_an_answer(br
     assert page.inner_text("#error").startswith("image is not an image of a known format")
     assert page.get_attribute("#error", "role") == "alert"
     assert page.locator("#empty").is_visible()
+    assert page.locator("#busy").is_hidden()
     assert all("422" in line for line in page.said)  # what chromium says of any answer that is not 2xx
     upload(page, picture())
     assert page.locator("#error").is_hidden()
@@ -240,13 +277,219 @@ def test_boxes_masks_and_texts(page):
     page.locator("#answer .written").first.wait_for()
 
 
-def test_samples_paste_and_share(page):
+def grey(height, width, shade=96):
+    Image.new("RGB", (width, height), (shade,) * 3).save(buffer := io.BytesIO(), "PNG")
+    return buffer.getvalue()
+
+
+def answer_with(page, **content):
+    """Let the next predictions be this; the labels of the model, and the colours of classes."""
+    told = {"model": "m", "timing": {"read_ms": 1, "wait_ms": 0, "run_ms": 2, "batch": 1}, "note": None, **content}
+    page.unroute("**/v1/predict")
+    page.route("**/v1/predict", lambda route: route.fulfill(json=told))
+    known = page.request.get(f"{page.url}v1/models").json()["models"]
+    colours = page.request.get(f"{page.url}page/colours.json").json()["classes"]
+    return next(m["labels"] for m in known if m["name"] == content["task"]), colours
+
+
+def test_boxes_are_where_the_answer_has_them(page):
+    H, W, (x0, y0, x1, y1) = 60, 90, (20, 30, 70, 50)
+    points = [
+        (x0 / W, 40 / H),
+        (x1 / W, 40 / H),
+        (45 / W, y1 / H),
+        (45 / W, 40 / H),
+        (10 / W, 40 / H),
+        (80 / W, 55 / H),
+    ]
+    labels, colours = answer_with(page, task="detect", size=[H, W], objects=[])
+    upload(page, grey(H, W), model="detect")
+    assert page.evaluate(PIXELS, points) == [[96] * 3] * 6
+    thing = {"label": labels[4], "score": 0.5, "box": [x0, y0, x1, y1]}
+    answer_with(page, task="detect", size=[H, W], objects=[thing])
+    upload(page, grey(H, W), model="detect")
+    assert page.evaluate(PIXELS, points) == [colours[4]] * 3 + [[96] * 3] * 3
+
+
+@pytest.mark.parametrize(("size", "canvas"), [((40, 56), (672, 480)), ((1330, 2100), (1600, 1013))])
+def test_masks_are_where_the_answer_has_them_and_are_painted_once(page, size, canvas):
+    H, W = size
+    mask = torch.zeros(2, H, W, dtype=torch.bool)
+    mask[0, H // 4 : H // 2, W // 8 : W // 2] = True  # rows and columns differ, and so do the two classes
+    mask[1, H // 2 :, W // 2 : -W // 8] = True
+    points = [
+        (0.3, 0.4),
+        (0.15, 0.3),
+        (0.45, 0.45),
+        (0.6, 0.8),
+        (0.85, 0.97),
+        (0.3, 0.2),
+        (0.3, 0.6),
+        (0.6, 0.4),
+        (0.95, 0.8),
+    ]
+    labels, colours = answer_with(page, task="segment", size=[H, W], classes=[])
+    upload(page, grey(H, W), model="segment")
+    assert page.evaluate(PIXELS, points) == [[96] * 3] * 9
+    classes = [
+        {"label": labels[n], "pixels": int(each.sum()), "share": 0.2, "rle": mask_to_rle(each)}
+        for n, each in zip((3, 5), mask, strict=True)
+    ]
+    answer_with(page, task="segment", size=[H, W], classes=classes)
+    page.evaluate(COUNT_LAYERS)
+    upload(page, grey(H, W), model="segment")
+    assert page.evaluate("[canvas.width, canvas.height]") == list(canvas)
+    for width in (1100, 700):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.wait_for_function(f"innerWidth === {width}")
+        assert page.evaluate("layers") == 1
+        blend = [[round((96 * 127 + c * 128) / 255) for c in colours[n - 1]] for n in (3, 3, 3, 5, 5)]
+        for got, wanted in zip(page.evaluate(PIXELS, points), blend + [[96] * 3] * 4, strict=True):
+            assert got == pytest.approx(wanted, abs=2)
+    (edge,) = page.evaluate(PIXELS, [(W // 8 / W + 1.2 / canvas[0], 0.4)])
+    assert edge == [255] * 3
+
+
+def test_samples_and_share(page):
     page.click("#samples button[title=window]")
     page.locator("#timing:not(:empty)").wait_for()
     with page.expect_download() as saved:
         page.click("#share")
     assert saved.value.suggested_filename == "vitral.png"
     assert Path(saved.value.path()).read_bytes().startswith(b"\x89PNG")
+
+
+def test_pictures_are_pasted_and_dropped(page, runs):
+    predictor = vitral.Predictor(runs["classify"])
+    for seed, kind in ((5, "paste"), (8, "drop")):
+        data = picture(seed)
+        if kind == "drop":
+            assert page.evaluate(HAND_OVER, ["dragover", []])
+        assert not page.evaluate(HAND_OVER, [kind, list(data)])
+        (expected,) = predictor.predict(data)
+        likeliest = f"{100 * expected.probabilities[0]:.1f} %"
+        page.locator(f"#answer li:first-child:has-text('{expected.labels[0]}'):has-text('{likeliest}')").wait_for()
+
+
+def test_a_view_that_is_no_longer_wanted_does_not_come_back(page):
+    upload(page, picture(4))
+    held = []
+    page.route("**/v1/explain", lambda route: held.append(route))
+    again = {"name": "a.png", "mimeType": "image/png", "buffer": picture(5)}
+    for view, ask in (
+        ("Rollout", lambda: page.check("#views input[value=rollout]")),
+        ("Attention", lambda: page.set_input_files("#file", again)),
+    ):
+        with page.expect_request("**/v1/explain"):
+            ask()
+        page.locator(f"#busyWords:text-is('Computing: {view}')").wait_for()
+        with page.expect_event("requestfailed") as left:
+            page.check("#views input[value=picture]")
+        assert left.value.url.endswith("/v1/explain")
+        held.pop().continue_()
+        page.locator("#busy").wait_for(state="hidden")
+        assert page.is_checked("#views input[value=picture]")
+        assert page.locator("#lookCard").is_hidden()
+        assert page.locator("#error").is_hidden()
+    page.unroute("**/v1/explain")
+    page.check("#views input[value=attention]")
+    page.locator("#say:has-text('[CLS]')").wait_for()
+    assert page.is_checked("#views input[value=attention]")
+
+
+def test_a_view_that_cannot_be_made_leaves_the_last(browser, address):
+    page = opened(browser, address)
+    upload(page, picture(4))
+    page.route("**/v1/explain", lambda route: route.fulfill(status=503, json={"error": {"message": "too busy."}}))
+    page.click("#views input[value=rollout]")
+    page.locator("#error:has-text('too busy.')").wait_for()
+    assert page.is_checked("#views input[value=attention]")
+    assert page.locator("#say:has-text('[CLS]')").is_visible()
+    page.close()
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_blocks_are_played(browser, address, width):
+    page = opened(browser, address, width)
+    page.clock.install(time=0)
+    upload(page, picture(4))
+    page.clock.pause_at(3_600_000)
+    page.click("#play")
+    assert page.inner_text("#play") == "Stop"
+    for block in (0, 1, 2, 3, 0):
+        page.clock.run_for(700)
+        assert f"block {block}," in page.inner_text("#say")
+        assert page.input_value("#layer") == str(block)
+    page.click("#play")
+    page.clock.run_for(7000)
+    assert "block 0," in page.inner_text("#say")
+    assert page.inner_text("#play") == "Play blocks"
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.said == []
+    page.close()
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_patches_are_asked_one_by_one(browser, others, faults, width):
+    page = opened(browser, others[0], width)
+    upload(page, picture(7), model="fine")
+    asked = [url for url in page.asked if url.endswith("/v1/explain")]
+    page.evaluate(PRESS, ["[", "[", "ArrowRight", "Enter"])  # of keys in a row the last is asked
+    page.locator("#say:has-text('The patch in row 17, column 18'):has-text('block 1, ')").wait_for()
+    assert len([url for url in page.asked if url.endswith("/v1/explain")]) == len(asked) + 1
+    held = []
+    page.route("**/v1/explain", lambda route: held.append(route))
+    page.click("#canvas", position={"x": 5, "y": 5})
+    page.locator("#busyWords:text-is('Computing: Attention')").wait_for()
+    assert "The patch in row 17, column 18 looks" in page.inner_text("#say")  # until the answer is there
+    page.hover("#canvas", position={"x": 60, "y": 5})
+    pointed, marked = page.locator("#frame").bounding_box(), page.locator("#asked").bounding_box()
+    canvas, pill = page.locator("#canvas").bounding_box(), page.locator("#busy").bounding_box()
+    cell = canvas["width"] / 32
+    assert (marked["x"] - canvas["x"], marked["width"]) == pytest.approx((0, cell), abs=1)
+    assert pointed["x"] - canvas["x"] == pytest.approx(60 // cell * cell, abs=1)
+    assert pill["x"] >= 0
+    assert pill["x"] + pill["width"] <= width
+    assert faults(page) == []
+    held[0].continue_()
+    page.locator("#say:has-text('The patch in row 1, column 1 looks')").wait_for()
+    page.locator("#busy").wait_for(state="hidden")
+    assert page.locator("#frame").bounding_box() == pointed
+    assert page.said == []
+    page.close()
+
+
+@pytest.fixture(scope="module")
+def indexed(runs, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("indexed")
+    (folder / "photos").mkdir()
+    for seed in range(9):
+        (folder / "photos" / f"a-rather-long-name-of-a-picture-{seed}.png").write_bytes(picture(seed))
+    vitral.Index.build(runs["classify"], folder / "photos", folder / "index")
+    with serving(runs["classify"], "--index", folder / "index") as (url, _, _):
+        yield url
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_similar_pictures_are_shown(browser, indexed, faults, width):
+    page = opened(browser, indexed, width)
+    upload(page, picture(6))
+    found = page.locator("#similar li")
+    found.first.wait_for()
+    assert found.count() == 8
+    assert found.first.inner_text().split("\n")[::2] == ["a-rather-long-name-of-a-picture-6.png", "1.000"]
+    assert "of 9" in page.inner_text("#similarNote")
+    assert page.evaluate("[...document.images].every(i => i.complete && i.naturalWidth > 0)")
+    assert page.evaluate("[...document.querySelectorAll('#similar p')].every(p => p.scrollWidth <= p.clientWidth)")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert faults(page) == []
+    assert page.said == []
+    page.set_input_files("#file", {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"not a picture"})
+    page.locator("#error").wait_for()
+    page.locator("#busy").wait_for(state="hidden")
+    assert page.locator("#similarCard").is_hidden()
+    assert len([url for url in page.asked if url.endswith("/v1/search")]) == 1
+    page.close()
 
 
 def test_it_is_named_for_those_who_do_not_see_it(page):
@@ -319,18 +562,64 @@ def test_on_a_phone_there_is_the_camera_and_patches_are_tapped(browser, address,
     page.close()
 
 
-def test_a_key_is_asked_for_once(browser, runs, tmp_path):
-    (tmp_path / "keys").write_text("a-key-of-24-characters-x\n")
-    with serving(runs["classify"], "--api-key-file", tmp_path / "keys") as (url, _, _):
-        page = browser.new_page()
-        page.goto(url)
-        page.fill("#keyInput", "a-key-of-24-characters-x")
-        page.click("#keyDialog button.primary")
-        page.locator("#samples button >> nth=3").wait_for()
-        upload(page, picture())
-        page.reload()
-        page.locator("#samples button >> nth=3").wait_for()
-        assert page.locator("#keyDialog").is_hidden()
-        page.goto(f"{url}/docs")
-        page.locator("h2:has-text('/v1/predict')").wait_for()
-        page.close()
+@pytest.fixture(scope="module")
+def locked(runs, tmp_path_factory):
+    (keys := tmp_path_factory.mktemp("locked") / "keys").write_text(f"{KEY}\n")
+    with serving(runs["classify"], "--api-key-file", keys) as (url, _, _):
+        yield url
+
+
+def give(page, key):
+    page.fill("#keyInput", key)
+    page.click("#keyDialog button.primary")
+
+
+def test_a_key_is_asked_for_once(browser, locked):
+    page = browser.new_page()
+    page.goto(locked)
+    give(page, KEY)
+    page.locator("#samples button >> nth=3").wait_for()
+    upload(page, picture())
+    page.reload()
+    page.locator("#samples button >> nth=3").wait_for()
+    assert page.locator("#keyDialog").is_hidden()
+    page.goto(f"{locked}/docs")
+    page.locator("h2:has-text('/v1/predict')").wait_for()
+    page.close()
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_who_gave_no_key_can_give_one_later(browser, locked, faults, width):
+    page = browser.new_page(viewport={"width": width, "height": 844})
+    faulty = []
+    page.on("pageerror", lambda error: faulty.append(str(error)))
+    page.goto(locked)
+    page.click("#keyDialog button:has-text('Cancel')")
+    page.locator("#error:has-text('a key is needed')").wait_for()
+    assert faults(page) == []
+    page.set_input_files("#file", {"name": "a.png", "mimeType": "image/png", "buffer": picture()})
+    give(page, "another-key-0123456789")
+    page.locator("#keyTitle:has-text('does not know the key')").wait_for()
+    page.fill("#keyInput", KEY)
+    page.keyboard.press("Escape")  # what was typed is not used
+    page.locator("#keyDialog").wait_for(state="hidden")
+    page.locator("#error:has-text('a key is needed')").wait_for()
+    page.click("#key")
+    give(page, KEY)
+    page.locator("#samples button >> nth=3").wait_for()
+    assert page.locator("#error").is_hidden()
+    upload(page, picture())
+    assert page.locator("#say").is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert faulty == []
+    page.close()
+
+
+def test_a_picture_that_was_chosen_before_the_key_is_answered_after_it(browser, locked):
+    page = browser.new_page()
+    page.goto(locked)
+    page.click("#keyDialog button:has-text('Cancel')")
+    page.set_input_files("#file", {"name": "a.png", "mimeType": "image/png", "buffer": picture()})
+    give(page, KEY)
+    page.locator("#timing:not(:empty)").wait_for()
+    page.close()

@@ -450,6 +450,8 @@ class TestExplain:
             ({"method": "positions", "interactive": True}, "positions takes no interactive=True"),
             ({"method": "relevance", "target": lambda y: y[:, 0], "score": True}, "a score needs a class to ask for"),
             ({"method": "relevance", "target": "zebra"}, "unknown class 'zebra'"),
+            ({"method": "relevance", "target": "²"}, "unknown class '²'"),
+            ({"method": "relevance", "target": "३"}, "unknown class '३'"),
             ({"method": "atention"}, "unknown method 'atention'; did you mean attention"),
         ],
     )

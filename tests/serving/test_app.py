@@ -2,6 +2,7 @@
 
 import json
 import threading
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -10,9 +11,11 @@ from small_server import KEY, as_form, as_json, client, differences, picture
 
 import vitral
 from vitral.cli.main import main
-from vitral.errors import VitralError
+from vitral.errors import CheckpointError, UnreachableError, VitralError
+from vitral.explanation import page
 from vitral.inference.predictor import Predictor
 from vitral.serving import app
+from vitral.serving.models import Search
 from vitral.serving.schema import ExplainRequest
 
 IMAGES = ["classify", "regress", "multilabel", "segment", "detect"]
@@ -112,11 +115,26 @@ def test_explanations_are_the_librarys(runs, served, asked):
     assert rows["image"]
 
 
+@pytest.mark.parametrize("method", ["attention", "rollout"])
+def test_rows_go_with_attention_if_they_are_few(runs, served, monkeypatch, method):
+    ask = as_json(picture(5), model="classify", method=method, rows=True)
+    config = vitral.load_model(runs["classify"]).config
+    weights = config.depth * config.num_heads * 17 * 16
+    monkeypatch.setattr(page, "LARGEST", weights)
+    few = served.post("/v1/explain", **ask).json()
+    monkeypatch.setattr(page, "LARGEST", weights - 1)
+    vast = served.post("/v1/explain", **ask).json()
+    assert ("rows" in few, "rows" in vast) == (method == "attention", False)
+    assert few["image"] == vast["image"]
+    assert few["maps"] == vast["maps"]
+
+
 def test_what_cannot_be_explained_is_said_in_the_librarys_words(runs, served):
     data = picture()
     for asked, code in [
         ({"layer": 99}, "bad_input"), ({"method": "rollout", "layer": 1}, "bad_input"),
         ({"method": "relevance", "class": "cat"}, "unknown_name"), ({"patch": [900, 1]}, "bad_input"),
+        ({"method": "relevance", "class": "²"}, "unknown_name"),
     ]:  # fmt: skip
         message = error(served.post("/v1/explain", **as_json(data, model="classify", **asked)), 422, code)
         asked = {("target" if k == "class" else k): v for k, v in asked.items()}
@@ -207,6 +225,47 @@ def test_an_error_of_ours_says_nothing_of_how_it_came_about(runs, monkeypatch, c
         response = c.post("/v1/predict", **as_form(picture()))
     assert "an error of ours" in error(response, 500, "internal")
     assert "ZeroDivision" not in response.text
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "code"),
+    [
+        (CheckpointError("postgresql://keeper@db.internal/prod: no such table"), 500, "internal"),
+        (UnreachableError("db.internal does not answer"), 503, "unreachable"),
+    ],
+)
+def test_what_is_wrong_with_the_index_is_for_the_log(runs, tmp_path, monkeypatch, caplog, fault, status, code):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.png").write_bytes(picture())
+    index, _ = vitral.Index.build(runs["classify"], tmp_path / "photos", tmp_path / "i")
+    tries = []
+
+    def search(vectors, top_k):
+        tries.append(len(vectors))
+        raise fault
+
+    monkeypatch.setattr(index, "search_vectors", search)
+    caplog.set_level("INFO", "vitral.serve")
+    with client({"m": runs["classify"]}, index=index) as c:
+        response = c.post("/v1/search", **as_form(picture()))
+    assert "internal/" not in response.text
+    assert "db" not in error(response, status, code)
+    assert [record.args["fault"] for record in caplog.records if "fault" in record.args] == [str(fault)]
+    assert tries == [1]
+
+
+def test_what_cannot_be_reached_is_tried_once_for_all_of_a_batch(runs):
+    def search_vectors(vectors, top_k):
+        tries.append(len(vectors))
+        raise UnreachableError("db.internal does not answer")
+
+    tries, predictor = [], Predictor(runs["classify"])
+    index = SimpleNamespace(predictor=predictor, search_vectors=search_vectors)
+    found = Search(3).run(index, [predictor.ready(picture(i), "image") for i in range(5)])
+    assert tries == [5]
+    assert [type(error) for error in found] == [UnreachableError] * 5
 
 
 def test_headless_models_embed_and_say_that_they_cannot_predict():
@@ -239,7 +298,9 @@ def test_search_with_small_pictures_of_what_was_found(runs, tmp_path):
         plain = c.post("/v1/search", **as_json(picture())).json()
         assert [m["thumbnail"] for m in plain["matches"]] == [None] * 3
         error(c.post("/v1/search", **as_form(b"junk")), 422, "bad_image")
-        error(c.post("/v1/search", **as_json(picture(), model="m")), 422, "bad_input")
+        assert "unknown field 'model'" in error(
+            c.post("/v1/search", **as_json(picture(), model="m")), 422, "unknown_name"
+        )
 
 
 def test_what_is_said_to_be_explained_can_be_asked_for(served):
@@ -312,7 +373,7 @@ def test_memory_that_nobody_uses_goes_back_now_and_then(runs, monkeypatch):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_model_has_looked_at_images_before_anybody_asks(runs, monkeypatch, fails):
+def test_a_model_has_looked_at_images_before_anybody_asks(runs, monkeypatch, caplog, fails):
     seen, predictor, before = [], Predictor(runs["classify"]), torch.get_num_threads()
     real = predictor.outputs
 
@@ -323,10 +384,14 @@ def test_a_model_has_looked_at_images_before_anybody_asks(runs, monkeypatch, fai
         return real(x)
 
     monkeypatch.setattr(predictor, "outputs", outputs)
+    caplog.set_level("INFO", "vitral.serve")
     torch.set_num_threads(3)
     try:
         with client({"m": predictor}) as c:
             assert seen == ([(1, 3)] if fails else [(1, 3), (3, 3)])
+            told = [record.args for record in caplog.records if record.name == "vitral.serve"]
+            failed = {"event": "warm_up_failed", "model": "m", "fault": "RuntimeError: no such luck"}
+            assert told == ([failed] if fails else [])
             assert c.get("/readyz").status_code == 200
             assert c.post("/v1/predict", **as_form(picture())).status_code == 200
     finally:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from vitral.config import Serving
-from vitral.serving.batching import Batcher, BusyError, LateError
+from vitral.serving.batching import Batcher, BusyError
 
 LONG = 60_000.0
 
@@ -35,13 +35,9 @@ class Gate:
         await asyncio.to_thread(self.began.acquire, True, 60)
 
 
-def later(seconds=60.0):
-    return asyncio.get_running_loop().time() + seconds
-
-
-async def ask(batcher, item, key="k", seconds=60.0):
+async def ask(batcher, item, key="k"):
     with batcher.place():
-        return await batcher.send(key, item, later(seconds))
+        return await batcher.send(key, item)
 
 
 async def settle():
@@ -186,15 +182,58 @@ def test_beyond_the_queue_one_is_refused_at_once_and_taken_again_later():
     run(scenario)
 
 
-def test_after_its_deadline_a_question_is_given_up_and_not_run():
+def test_kinds_take_turns_and_those_that_gain_nothing_by_a_batch_run_alone():
+    """Three slow ones (numbers) were there first, and a fourth kind (None) is not forgotten for the other two."""
+
+    async def scenario():
+        gate = Gate()
+        batcher = Batcher(gate, Serving(wait_ms=0), alone=lambda key: key == 7)
+        batcher.start()
+        first = asyncio.create_task(ask(batcher, "first", 7))
+        await gate.wait()
+        tasks = [asyncio.create_task(ask(batcher, i, key)) for i, key in enumerate([7, 7, 7, "a", "a", None, "b", "b"])]
+        await settle()
+        gate.open.set()
+        done = await asyncio.gather(first, *tasks)
+        assert [each.batch for each in done] == [1, 1, 1, 1, 2, 2, 1, 2, 2]
+        assert gate.batches[1:] == [("a", [3, 4]), (7, [0]), (None, [5]), (7, [1]), ("b", [6, 7]), (7, [2])]
+        await batcher.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("thrown", [StopIteration(), SystemExit(3), KeyboardInterrupt()])
+def test_whatever_is_thrown_the_next_is_answered(thrown):
+    async def scenario():
+        def work(key, items):
+            if items == ["bad"]:
+                raise thrown
+            return items
+
+        batcher = Batcher(work, Serving(wait_ms=0))
+        batcher.start()
+        with pytest.raises(RuntimeError, match=type(thrown).__name__):
+            await ask(batcher, "bad")
+        assert (await ask(batcher, "good")).result == "good"
+        assert batcher.alive
+        await batcher.close()
+
+    run(scenario)
+
+
+def test_a_question_that_is_given_up_is_not_run_and_not_kept():
     async def scenario():
         gate = Gate()
         batcher = Batcher(gate, Serving(wait_ms=0))
         batcher.start()
         first = asyncio.create_task(ask(batcher, 0))
         await gate.wait()
-        with pytest.raises(LateError):
-            await ask(batcher, "late", seconds=0.001)
+        given_up = asyncio.create_task(ask(batcher, "late"))
+        await settle()
+        assert [job.item for job in batcher._waiting] == ["late"]
+        given_up.cancel()
+        await settle()
+        assert (len(batcher._waiting), batcher.taken) == (0, 1)
         second = asyncio.create_task(ask(batcher, 1))
         await settle()
         gate.open.set()

@@ -66,6 +66,7 @@ def test_every_method_that_is_listed_works_and_every_other_is_refused(kind, tmp_
     with client({"m": predictor}) as c:
         (told,) = c.get("/v1/models").json()["models"]
         assert (told["explains"], told["blocks"]) == (expected, blocks)
+        assert told["cls"] == (blocks > 0 and "swin" not in kind)
         by_class = {"class": predictor.labels[1]} if kind == "regress" else {}  # of several numbers, one must be named
         for method in METHODS:
             needs = by_class if method in ("relevance", "gradcam") else {}

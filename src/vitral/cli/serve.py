@@ -1,14 +1,19 @@
 """`vitral serve`: models behind HTTP, and a page to try them on."""
 
 import os
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from vitral.config import EngineChoice, Serving
-from vitral.errors import VitralError
+from vitral.errors import InputError, VitralError
+
+if TYPE_CHECKING:
+    from vitral import Index, Predictor
 
 NEEDS = {"fastapi": "fastapi", "uvicorn": "uvicorn", "python_multipart": "python-multipart",
          "prometheus_client": "prometheus-client"}  # fmt: skip
@@ -31,6 +36,8 @@ class Options:
     """Port; 0 takes a free one."""
     index: Annotated[str, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = ""
     """An index of images or texts to search in, made by vitral index: a folder, or postgresql://..."""
+    index_model: Annotated[str, tyro.conf.arg(metavar="SOURCE", help_behavior_hint="")] = ""
+    """Where the model of the index is now, if it has moved; one that is served anyway need not be named."""
     api_key_file: Annotated[str, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = ""
     """Keys that clients must send one of, one on each line; also from VITRAL_API_KEYS, with commas between."""
     insecure: bool = False
@@ -75,17 +82,24 @@ def run(options: Options) -> None:
     predictors = {name: Predictor(source, **running) for name, source in sources.items()}
     names = (options.host, *options.allowed_host)
     hosts = (*LOOPBACK, *map(str.lower, names)) if is_loopback(options.host) else ()
-    index = open_index(options.index) if options.index else None
+    index = open_index(options, predictors.values()) if options.index else None
     app = create_app(predictors, index=index, options=options.limits, keys=keys, hosts=hosts)
     serve(app, listening, options.limits, lambda url: print(f"{', '.join(sources)}: {url}", flush=True))
 
 
-def open_index(path: str) -> object:
-    """The index to search in."""
+def open_index(options: Options, served: "Iterable[Predictor]") -> "Index":
+    """The index to search in, with a model that is served already, if it is the same."""
     import torch
 
-    from vitral import Index
+    from vitral import Index, Predictor
 
-    index = Index(path)
+    index = Index(options.index, source=options.index_model or None)
     index.search_vectors(torch.ones(1, index.manifest.embedding.width), 1)  # what is wrong with it is said now
+    for predictor in served:
+        with suppress(InputError):  # another model, or one that gives no vectors
+            index.use(predictor)
+            return index
+    if index.source:
+        engine = options.engine if index.manifest.what == "image" else None  # models of texts have but one
+        index.use(Predictor(index.source, device=options.device, engine=engine, batch_size=options.limits.max_batch))
     return index

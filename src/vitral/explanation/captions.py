@@ -25,11 +25,12 @@ Chosen = int | Callable[[Tensor], Tensor] | None
 
 def said(predictor: Predictor, x: Tensor, chosen: Chosen, by_class: bool) -> dict[str, Any]:
     """Fields `about`, `answer`, `label` and `probability` of an explanation, `chosen` being what was asked for."""
-    outputs, labels = predictor.outputs(x), predictor.labels
+    labels = predictor.labels
+    if not (labels or callable(chosen) or isinstance(predictor.task, Writes)):
+        return {}
+    outputs = predictor.outputs(x)
     if callable(chosen):
         return {"about": f"your function, {float(select(outputs, chosen)):.4g}"}
-    if not labels and not isinstance(predictor.task, Writes):
-        return {}
     if not isinstance(predictor.task, Classify):
         frame = Frame("", (x.shape[2], x.shape[3]), View.whole())
         answer = next(predictor.task.decode(outputs, [frame], 1)).text()

@@ -318,6 +318,11 @@ def blocks_of(predictor: Predictor) -> int:
     return _depth(predictor, "attention") if "attention" in methods_of(predictor) else 0
 
 
+def looks_from_cls(predictor: Predictor) -> bool:
+    """Whether attention is that of [CLS], where no patch is asked."""
+    return blocks_of(predictor) > 0 and getattr(predictor.backbone, "cls_token", None) is not None
+
+
 def check_can(method: str, predictor: Predictor, target: Any = None) -> None:
     """Raise for a method that shows nothing of this model, whatever the image."""
     model = predictor.backbone
@@ -337,15 +342,10 @@ def check_can(method: str, predictor: Predictor, target: Any = None) -> None:
         _check_classes(predictor, target)
 
 
-def has_rows(method: str, model: Backbone) -> bool:
-    """Whether every attention row goes with the maps, for a page to play with."""
-    return "interactive" in TAKES[method] and isinstance(model, VisionTransformer)
-
-
 def _check_with(method: str, model: Backbone, interactive: bool, score: bool) -> None:
     """Raise for what cannot go with the maps."""
     kind = type(model).__name__
-    if interactive and not has_rows(method, model):
+    if interactive and not isinstance(model, VisionTransformer):
         raise InputError(f"a page is of a ViT's rows, and this model looks through a {kind}; write a picture instead.")
     if score and method == "attention" and not isinstance(model, VisionTransformer):
         raise InputError(f"a score is of maps like the last one of a {kind}; use gradcam or occlusion.")
@@ -519,7 +519,7 @@ def _target(predictor: Predictor, target: Any) -> Chosen:
     if isinstance(target, str):
         if target in labels:
             return labels.index(target)
-        if not target.removeprefix("-").isdigit():
+        if not (target.isascii() and target.removeprefix("-").isdecimal()):
             raise unknown_name("class", target, labels)
         target = int(target)
     return _number("class", "a number", target, 0, len(labels) - 1)

@@ -40,6 +40,12 @@ class Rows:
     """What was left out, if anything."""
 
 
+def are_vast(model: VisionTransformer, grid: tuple[int, int]) -> bool:
+    """Whether all rows of all heads are more than a page should hold."""
+    N, config = grid[0] * grid[1], model.config
+    return config.depth * config.num_heads * (N + (model.cls_token is not None)) * N > LARGEST
+
+
 @torch.no_grad()
 def all_rows(model: VisionTransformer, x: Tensor, head: int | None) -> Rows:
     """The rows of all heads for one image (1, C, H, W); where that would be vast, of one head, or their mean."""
@@ -47,7 +53,7 @@ def all_rows(model: VisionTransformer, x: Tensor, head: int | None) -> Rows:
     L, h = model.config.depth, model.config.num_heads
     asked = torch.tensor([0] * (model.cls_token is not None) + list(range(R, R + G_h * G_w)))
     heads, note = list(range(h)), ""
-    if L * h * len(asked) * G_h * G_w > LARGEST and h > 1:
+    if are_vast(model, (G_h, G_w)) and h > 1:
         heads = [] if head is None else [head % h]
         left = (
             "their mean is here; of attention, --head N keeps one head" if head is None else f"head {heads[0]} is here"

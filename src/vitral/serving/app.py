@@ -7,7 +7,7 @@ import io
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import partial, wraps
 from importlib.resources import files
 from typing import Any, TypeVar
 
@@ -23,19 +23,20 @@ from vitral.config import Serving, pair
 from vitral.data.ahead import use_cores
 from vitral.data.images import AtLeast, read_image
 from vitral.data.inputs import ImageInputs
-from vitral.errors import InputError, UnknownNameError, UnreachableError, VitralError
+from vitral.errors import InputError, UnknownNameError, VitralError
 from vitral.explanation.colours import TABLE
-from vitral.explanation.explain import blocks_of
+from vitral.explanation.explain import blocks_of, looks_from_cls
 from vitral.explanation.page import pack_rows, png_base64
 from vitral.inference.memory import give_freed_memory_back
 from vitral.inference.predictor import Predictor
 from vitral.serving import models, schema
-from vitral.serving.batching import BusyError, Done, LateError
+from vitral.serving.batching import BusyError, Done
 from vitral.serving.forms import A, read_request
 from vitral.serving.logs import Metrics, Watch
 from vitral.serving.models import Served
+from vitral.serving.patience import Handler, while_awaited
 from vitral.serving.refusals import RefusedError, refusal_of
-from vitral.serving.security import Guard, Keys
+from vitral.serving.security import Guard, Keys, SafeHeaders
 from vitral.tasks.drawing import colour
 
 TYPES = {
@@ -65,7 +66,7 @@ class Server:
     def __init__(self, predictors: Mapping[str, Predictor], index: Any, options: Serving) -> None:
         self.options, self.metrics = options, Metrics()
         self.models = {name: Served(name, each, options, self.metrics) for name, each in predictors.items()}
-        self.index = None if index is None else Served("index", index, options, self.metrics)
+        self.index = None if index is None else Served(models.INDEX, index, options, self.metrics)
         self.everyone = [*self.models.values(), *([self.index] if self.index else [])]
         self.readers = ThreadPoolExecutor(options.decoders, thread_name_prefix="reader")
 
@@ -80,7 +81,7 @@ class Server:
         yield
         giving.cancel()
         await asyncio.gather(*(each.batcher.close() for each in self.everyone))
-        self.readers.shutdown()
+        self.readers.shutdown(wait=False, cancel_futures=True)  # nobody waits for what is still being read
 
     async def _give_memory_back(self) -> None:
         """Now and then: waiting images lie between large tensors, and what is kept for both would grow and grow."""
@@ -104,7 +105,6 @@ class Server:
         self, request: Request, served: Served, question: Any, item: bytes | str
     ) -> tuple[Done, dict[str, Any]]:
         """Put a question to a model; the result, and what every answer has."""
-        deadline = asyncio.get_running_loop().time() + self.options.deadline
         request.scope["vitral"] = {"model": served.name}
         reads = served.predictor.inputs.what
         if (reads == "text") != isinstance(item, str):
@@ -113,7 +113,7 @@ class Server:
             began = time.perf_counter()
             ready = await self.read(question.prepare, served.subject, item)
             took = time.perf_counter() - began
-            done = await served.batcher.send(question, ready, deadline)
+            done = await served.batcher.send(question, ready)
         timing = {"read_ms": took, "wait_ms": done.waited, "run_ms": done.ran}
         told = {name: round(1000 * seconds, 2) for name, seconds in timing.items()} | {"batch": done.batch}
         return done, {"model": served.name, "timing": told}
@@ -140,8 +140,9 @@ def create_app(
     )  # fmt: skip
     app.state.server = server
     app.add_middleware(Guard, keys=keys or Keys([]), hosts=hosts, options=server.options, full=server.full)
-    app.add_middleware(Watch, metrics=server.metrics)  # the last added is the first to see a request
-    for error in (RefusedError, VitralError, BusyError, LateError, HTTPException):
+    app.add_middleware(Watch, metrics=server.metrics)
+    app.add_middleware(SafeHeaders)  # the last added is the first to see a request
+    for error in (RefusedError, VitralError, BusyError, HTTPException):
         app.add_exception_handler(error, _refuse)
     _add_questions(app, server)
     _add_facts(app, server)
@@ -150,15 +151,25 @@ def create_app(
 
 
 async def _refuse(request: Request, error: Exception) -> JSONResponse:
-    if isinstance(error, UnreachableError):
+    refusal = refusal_of(error)
+    if refusal.message != str(error) and isinstance(error, VitralError):  # what is not for clients to know
         request.scope.setdefault("vitral", {})["fault"] = str(error)
-    return refusal_of(error).response()
+    return refusal.response()
 
 
 def _add_questions(app: FastAPI, server: Server) -> None:
-    def post(path: str, asked: type[schema.Asked], answered: Any) -> Callable[[Any], Any]:
+    def post(path: str, asked: type[schema.Asked], answered: Any) -> Callable[[Handler], Handler]:
         body = {"requestBody": schema.body_schema(asked)}
-        return app.post(path, response_model=answered, responses=ERRORS, openapi_extra=body)
+        add = app.post(path, response_model=answered, responses=ERRORS, openapi_extra=body)
+
+        def bounded(handle: Handler) -> Handler:
+            @wraps(handle)
+            async def handle_in_time(request: Request) -> Response:
+                return await while_awaited(handle, request, server.options.deadline)
+
+            return add(handle_in_time)
+
+        return bounded
 
     def find(name: str) -> Served:
         try:
@@ -205,8 +216,6 @@ def _add_questions(app: FastAPI, server: Server) -> None:
         index = server.index
         if index is None:
             raise RefusedError(404, "no_index", "no index is loaded; start the server with --index PATH.")
-        if asked.model:
-            raise InputError("an index has a model of its own; leave model out.")
         done, told = await server.ask(request, index, models.Search(asked.top_k), item)
 
         def content() -> dict[str, Any]:
@@ -274,6 +283,7 @@ def _describe(served: Served) -> schema.Model:
         size=list(pair(predictor.preprocess.img_size)) if images else None,
         explains=served.methods(),
         blocks=blocks_of(predictor),
+        cls=looks_from_cls(predictor),
     )
 
 

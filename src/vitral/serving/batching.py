@@ -2,11 +2,11 @@
 
 A batch takes half of those that are under way, so that the others are read while it computes, and nothing is idle:
 eight clients that ask again and again travel in two groups by turns, and one alone never waits. It leaves when it has
-that many, when it is full, or when its first question has waited long enough.
+that many, when it is full, or when its first question has waited long enough. Questions of different kinds, which are
+the types of their keys, take turns: what takes long keeps others waiting for one batch of it, and no more.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -21,10 +21,6 @@ from vitral.data.ahead import use_cores
 
 class BusyError(Exception):
     """More was asked than can wait."""
-
-
-class LateError(Exception):
-    """No answer came before the deadline."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +49,19 @@ Run = Callable[[Any, list[Any]], Sequence[Any]]
 
 
 class Batcher:
-    """Gathers items with equal keys, and runs them in one thread; `watch` is told size and seconds of each batch."""
+    """Gathers items with equal keys, and runs them in one thread; `watch` is told size and seconds of each batch.
 
-    def __init__(self, run: Run, options: Serving, watch: Callable[[int, float], None] = lambda size, seconds: None):
-        self._run, self._watch = run, watch
+    `alone` tells of which keys nothing is gained by a batch: one item of theirs runs at a time.
+    """
+
+    def __init__(
+        self, run: Run, options: Serving, watch: Callable[[int, float], None] = lambda size, seconds: None,
+        alone: Callable[[Any], bool] = lambda key: False,
+    ) -> None:  # fmt: skip
+        self._run, self._watch, self._alone = run, watch, alone
         self._max_batch, self._wait, self._max_queue = options.max_batch, options.wait_ms / 1000, options.max_queue
-        self._waiting: deque[_Job] = deque()
+        self._waiting: dict[_Job, None] = {}
+        self._last: type | None = None
         self._crowd = 1
         self._taken = 0
         self._news, self._idle = asyncio.Event(), asyncio.Event()
@@ -115,17 +118,16 @@ class Batcher:
             self._taken -= 1
             self._idle.set()
 
-    async def send(self, key: Hashable, item: Any, deadline: float) -> Done:
-        """The result for an item; the deadline is a time of the event loop."""
+    async def send(self, key: Hashable, item: Any) -> Done:
+        """The result for an item; who is cancelled meanwhile is no longer waiting, and is not computed."""
         loop = asyncio.get_running_loop()
         job = _Job(key, item, loop.time(), loop.create_future())
-        self._waiting.append(job)
+        self._waiting[job] = None
         self._news.set()
         try:
-            async with asyncio.timeout_at(deadline):
-                return await job.done
-        except TimeoutError:
-            raise LateError from None
+            return await job.done
+        finally:
+            self._waiting.pop(job, None)
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
@@ -146,12 +148,10 @@ class Batcher:
                     job.done.set_result(Done(result, began - job.came, ran, len(batch)))
 
     async def _gather(self) -> list[_Job]:
-        """The next batch: the oldest job, and those behind it that have the same key."""
+        """The next batch: the oldest job, of another kind than the last if there is one, and those with its key."""
         loop = asyncio.get_running_loop()
         while True:
-            while self._waiting and self._waiting[0].done.done():
-                self._waiting.popleft()
-            left = self._waiting[0].came + self._wait - loop.time() if self._waiting else None
+            left = next(iter(self._waiting)).came + self._wait - loop.time() if self._waiting else None
             enough = min(self._max_batch, -(-max(self._crowd, len(self._waiting)) // 2))
             if left is not None and (len(self._waiting) >= enough or left <= 0 or self._closing):
                 break
@@ -159,13 +159,11 @@ class Batcher:
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._news.wait()
-        key = self._waiting[0].key
-        batch: list[_Job] = []
-        others: deque[_Job] = deque()
-        for job in self._waiting:
-            if not job.done.done():
-                (batch if job.key == key and len(batch) < enough else others).append(job)
-        self._waiting = others
+        first = min(self._waiting, key=lambda job: (type(job.key) is self._last, job.came))
+        self._last = type(first.key)
+        alike = [first] if self._alone(first.key) else [job for job in self._waiting if job.key == first.key]
+        for job in (batch := alike[:enough]):
+            del self._waiting[job]
         return batch
 
     def _attempt(self, key: Any, items: list[Any]) -> list[Any]:
@@ -174,7 +172,8 @@ class Batcher:
             results = list(self._run(key, items))
             assert len(results) == len(items), "a result for each item"
             return results
-        except Exception as error:
+        except BaseException as error:  # whatever a library throws: the thread must go on
             if len(items) == 1:
-                return [error]
+                fit = isinstance(error, Exception) and not isinstance(error, StopIteration)  # for a future to hold
+                return [error if fit else RuntimeError(repr(error))]
             return [self._attempt(key, [item])[0] for item in items]

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,19 @@ from torch import Tensor
 from vitral.config import Serving, pair
 from vitral.data.images import ImageLimits
 from vitral.data.inputs import ImageInputs
-from vitral.errors import InputError, VitralError, unknown_name
-from vitral.explanation.explain import Explanation, explain, has_rows, methods_of
+from vitral.errors import InputError, UnreachableError, VitralError, unknown_name
+from vitral.explanation.explain import Explanation, explain, methods_of
+from vitral.explanation.page import are_vast
 from vitral.inference.predictor import Predictor, Ready
+from vitral.models.backbone import Backbone
+from vitral.models.vit import VisionTransformer
 from vitral.serving.batching import Batcher
-from vitral.serving.logs import Metrics
+from vitral.serving.logs import Metrics, log
 from vitral.tasks.base import Answer
 from vitral.tasks.write import Writes
 
+INDEX = "index"
+"""What the index is called, in answers and numbers."""
 LEFT_OUT = ("occlusion", "merging")
 """Ways to explain that would keep others waiting, or that make a model of their own."""
 
@@ -78,12 +82,17 @@ class Explain:
         return [self._explain(predictor, item) for item in items]
 
     def _explain(self, predictor: Predictor, item: bytes) -> Explanation | VitralError:
-        rows = self.rows and has_rows(self.method, predictor.backbone)
+        rows = self.rows and self.method == "attention" and _are_few(predictor.backbone)
         asked = {"layer": self.layer, "head": self.head, "target": self.target, "patch": self.patch}
         try:
             return explain(predictor, item, self.method, **asked, interactive=rows)
         except VitralError as error:
             return error
+
+
+def _are_few(model: Backbone) -> bool:
+    """Whether all attention rows of a model are few enough to be sent; else each block and patch is asked for."""
+    return isinstance(model, VisionTransformer) and not are_vast(model, model.config.grid)
 
 
 @dataclass(frozen=True)
@@ -98,7 +107,11 @@ class Search:
 
     def run(self, index: Any, items: list[Ready]) -> list[Any]:
         """The nearest of each."""
-        return index.search_vectors(index.predictor.vectors([item.x for item in items]), self.top_k)
+        vectors = index.predictor.vectors([item.x for item in items])
+        try:
+            return index.search_vectors(vectors, self.top_k)
+        except UnreachableError as error:  # none of them can be found: no need to try each alone
+            return [error] * len(items)
 
 
 class Served:
@@ -110,7 +123,10 @@ class Served:
         if isinstance(self.predictor.inputs, ImageInputs):
             most_bytes = int(options.max_body_mb * 2**20)
             self.predictor.inputs.limits = ImageLimits(max_bytes=most_bytes, max_pixels=options.max_pixels)
-        self.batcher = Batcher(lambda question, items: question.run(subject, items), options, metrics.batches_of(name))
+        self.batcher = Batcher(
+            lambda question, items: question.run(subject, items), options, metrics.batches_of(name),
+            alone=lambda question: isinstance(question, Explain),
+        )  # fmt: skip
 
     def warm_up(self) -> None:
         """Look at blank images, one alone and one for each core: nobody waits for what an engine compiles then."""
@@ -118,9 +134,11 @@ class Served:
         if not isinstance(predictor.inputs, ImageInputs) or isinstance(predictor.task, Writes):
             return
         blank = torch.zeros(1, len(predictor.preprocess.mean), *pair(predictor.preprocess.img_size))
-        with suppress(Exception):  # whoever asks is told
+        try:
             for number in (1, torch.get_num_threads()):
                 predictor.logits(blank.repeat(number, 1, 1, 1))
+        except Exception as error:  # other images may pass, and other models do: no reason not to start
+            log("warm_up_failed", model=self.name, fault=f"{type(error).__name__}: {error}")
 
     def methods(self) -> list[str]:
         """Ways to explain what it does with an image."""
@@ -139,6 +157,8 @@ def name_sources(sources: Sequence[str]) -> dict[str, str]:
             raise InputError(
                 f"{name!r} cannot be the name of a model: letters, digits, _, . and - only; give NAME={rest}."
             )
+        if name == INDEX:
+            raise InputError(f"{INDEX} is what the index is called; give the model another name: NAME={rest}.")
         if name in named:
             raise InputError(f"two models are called {name}; give one another name: NAME={rest}.")
         named[name] = rest

@@ -3,8 +3,8 @@
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from vitral.errors import ImageError, UnknownNameError, UnreachableError, VitralError
-from vitral.serving.batching import BusyError, LateError
+from vitral.errors import ImageError, InputError, UnknownNameError, UnreachableError
+from vitral.serving.batching import BusyError
 
 RETRY_AFTER = 1
 """Seconds until one may ask again."""
@@ -30,6 +30,16 @@ def busy() -> RefusedError:
     )  # fmt: skip
 
 
+def late() -> RefusedError:
+    """The deadline has passed."""
+    return RefusedError(504, "late", "the answer was not ready in time; ask for less, or raise --deadline.")
+
+
+def gone() -> RefusedError:
+    """Nobody waits for the answer: it is for the log alone."""
+    return RefusedError(400, "gone", "the client has left.")
+
+
 _PLAIN = {
     400: ("bad_request", "the request cannot be read."),
     404: ("not_found", "there is nothing at this address; /docs lists what there is."),
@@ -43,8 +53,6 @@ def refusal_of(error: Exception) -> RefusedError:
         return error
     if isinstance(error, BusyError):
         return busy()
-    if isinstance(error, LateError):
-        return RefusedError(504, "late", "the answer was not ready in time; ask for less, or raise --deadline.")
     if isinstance(error, ImageError):
         return RefusedError(422, "bad_image", str(error))
     if isinstance(error, UnknownNameError):
@@ -54,7 +62,7 @@ def refusal_of(error: Exception) -> RefusedError:
             503, "unreachable", "the server that the index is kept in cannot be reached; ask again later.",
             {"Retry-After": str(RETRY_AFTER)},
         )  # fmt: skip
-    if isinstance(error, VitralError):
+    if isinstance(error, InputError):
         return RefusedError(422, "bad_input", str(error))
     if isinstance(error, HTTPException):
         code, message = _PLAIN.get(error.status_code, ("refused", str(error.detail)))

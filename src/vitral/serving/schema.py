@@ -22,24 +22,29 @@ class Typed(BaseModel):
 
 
 class Asked(Typed):
-    """One image or text, for one model."""
+    """One image or text."""
 
-    model: Name = Field("", description="Name of the model; the first that is served if none is given.")
     image: str = Field("", description="The image file, in base64. It is never fetched from an address.")
     text: str = Field("", max_length=MAX_TEXT, description="The text, for a model that reads texts.")
 
 
-class PredictRequest(Asked):
+class AskedOfModel(Asked):
+    """One image or text, for one model."""
+
+    model: Name = Field("", description="Name of the model; the first that is served if none is given.")
+
+
+class PredictRequest(AskedOfModel):
     """What to predict."""
 
     top_k: TopK = Field(TOP_K, description="Labels to answer with, where the model tells classes apart.")
 
 
-class EmbedRequest(Asked):
+class EmbedRequest(AskedOfModel):
     """What to embed."""
 
 
-class ExplainRequest(Asked):
+class ExplainRequest(AskedOfModel):
     """What to explain, and how."""
 
     method: Literal["attention", "rollout", "relevance", "gradcam", "positions", "tokens", "writing"] = "attention"
@@ -51,11 +56,13 @@ class ExplainRequest(Asked):
     patch: Annotated[list[int], Field(min_length=2, max_length=2)] | None = Field(
         None, description="Attention: x, y of a pixel of the prepared image; where its patch looks. In a form: X,Y."
     )
-    rows: bool = Field(False, description="Also the prepared image, and of a ViT every attention row.")
+    rows: bool = Field(
+        False, description="Also the prepared image, and for the attention of a ViT every row, if they are few."
+    )
 
 
 class SearchRequest(Asked):
-    """What to look for in the index."""
+    """What to look for in the index, which has a model of its own."""
 
     top_k: TopK = Field(10, description="How many to find.")
     thumbnails: bool = Field(False, description="Also small pictures of what was found.")
@@ -252,6 +259,7 @@ class Model(Typed):
     size: list[int] | None = Field(description="Height and width that images are brought to.")
     explains: list[str] = Field(description="Ways to explain what it does.")
     blocks: int = Field(description="Blocks whose attention can be asked for.")
+    cls: bool = Field(description="Whether attention is that of a [CLS] token, where no patch is asked.")
 
 
 class Models(Typed):

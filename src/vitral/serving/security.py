@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitral.config import Serving
 from vitral.errors import ConfigError
-from vitral.serving.refusals import RefusedError, busy
+from vitral.serving.refusals import RefusedError, busy, gone
 
 KEYS_VARIABLE = "VITRAL_API_KEYS"
 DISCARD_SECONDS = 1.0
@@ -61,15 +61,17 @@ def read_keys(file: str, environment: Mapping[str, str]) -> Keys:
     keys = [key.strip() for key in environment.get(KEYS_VARIABLE, "").split(",")]
     if file:
         try:
-            lines = Path(file).read_text(encoding="utf-8").splitlines()
+            lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"the keys in {file} cannot be read ({error}).") from error
-        keys += [line.strip() for line in lines if not line.startswith("#")]
+        keys += [line for line in map(str.strip, lines) if not line.startswith("#")]
     keys = [key for key in keys if key]
     if file and not keys:
         raise ConfigError(f"{file} has no key in it; write one on a line, such as {secrets.token_urlsafe(24)}")
     if any(len(key) < SHORTEST_KEY for key in keys):
         raise ConfigError(f"an API key must have at least {SHORTEST_KEY} characters; one of yours is shorter.")
+    if not all(key.isascii() and key.isprintable() for key in keys):
+        raise ConfigError("an API key must be of plain letters, digits and signs (ASCII); one of yours is not.")
     return Keys(keys)
 
 
@@ -88,6 +90,26 @@ def require_protection(host: str, keys: Keys, insecure: bool) -> None:
             f"--host {host} lets other machines ask: give --api-key-file FILE or {KEYS_VARIABLE}, or --insecure if "
             "anybody may."
         )
+
+
+class SafeHeaders:
+    """Adds to every answer what keeps a browser from doing more with it than it should."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+
+        async def send_safely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in SAFE_HEADERS.items():
+                    headers.setdefault(name, value)
+                headers.setdefault("Cache-Control", "no-cache" if scope["path"].startswith(PAGE) else "no-store")
+            await send(message)
+
+        await self.app(scope, receive, send_safely)
 
 
 class Guard:
@@ -111,25 +133,25 @@ class Guard:
             await self.app(scope, receive, send)
             return
 
-        async def send_safely(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in SAFE_HEADERS.items():
-                    headers.setdefault(name, value)
-                headers.setdefault("Cache-Control", "no-cache" if scope["path"].startswith(PAGE) else "no-store")
-            await send(message)
-
         held, unread = 0, True
         headers = Headers(scope=scope)
+
+        async def send_and_release(message: Message) -> None:
+            """What was sent is done with when the answer is there; it may take long to be read."""
+            nonlocal held
+            self.buffered, held = self.buffered - held, 0
+            await send(message)
+
         try:
             self._check(scope, headers)
             if scope["method"] in ("GET", "HEAD"):
-                await self.app(scope, receive, send_safely)
+                await self.app(scope, receive, send)
                 return
             body = bytearray()
             try:
                 async with asyncio.timeout(self.seconds):
-                    async for chunk in _chunks(receive):
+                    async for chunk, more in _chunks(receive):
+                        unread = more
                         held += len(chunk)
                         self.buffered += len(chunk)
                         body += chunk
@@ -139,12 +161,12 @@ class Guard:
                             raise busy()
             except TimeoutError:
                 raise RefusedError(408, "slow_upload", f"the request was not there after {self.seconds:g} s.") from None
-            unread = False
-            await self.app(scope, _replay(bytes(body), receive), send_safely)
+            body = bytes(body)
+            await self.app(scope, _replay(body, receive), send_and_release)
         except RefusedError as refusal:
             if unread and ("expect" in headers or not await _discard(receive, self.max_body)):
                 refusal.headers.setdefault("Connection", "close")  # what is still being sent is not read
-            await refusal.response()(scope, receive, send_safely)
+            await refusal.response()(scope, receive, send)
         finally:
             self.buffered -= held
 
@@ -154,15 +176,15 @@ class Guard:
         name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
         if self.hosts and name.lower() not in self.hosts:
             raise RefusedError(421, "bad_host", "this server is not called by this name; --allowed-host adds names.")
-        if not self.keys and headers.get("sec-fetch-site") == "cross-site":
-            raise RefusedError(403, "cross_site", "pages of other sites may not ask this server.")
         free = scope["path"] in OPEN or scope["path"].startswith(PAGE)
+        if not self.keys and not free and headers.get("sec-fetch-site") == "cross-site":
+            raise RefusedError(403, "cross_site", "pages of other sites may not ask this server.")
         if self.keys and not free and not self.keys.admit(headers):
             raise RefusedError(
                 401, "no_key", "a key is needed: Authorization: Bearer KEY.", {"WWW-Authenticate": "Bearer"}
             )
         length = headers.get("content-length", "0")
-        if not length.isdigit() or int(length) > self.max_body:
+        if not (length.isascii() and length.isdecimal()) or int(length) > self.max_body:
             raise self._too_large()
         if scope["method"] == "POST" and self.full():
             raise busy()
@@ -173,14 +195,15 @@ class Guard:
         )
 
 
-async def _chunks(receive: Receive) -> AsyncIterator[bytes]:
-    while True:
+async def _chunks(receive: Receive) -> AsyncIterator[tuple[bytes, bool]]:
+    """What is sent, piece by piece, and whether more follows."""
+    more = True
+    while more:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise RefusedError(400, "gone", "the client has left.")
-        yield message.get("body", b"")
-        if not message.get("more_body", False):
-            return
+            raise gone()
+        more = message.get("more_body", False)
+        yield message.get("body", b""), more
 
 
 async def _discard(receive: Receive, most: int) -> bool:
@@ -190,7 +213,7 @@ async def _discard(receive: Receive, most: int) -> bool:
     """
     try:
         async with asyncio.timeout(DISCARD_SECONDS):
-            async for chunk in _chunks(receive):
+            async for chunk, _ in _chunks(receive):
                 most -= len(chunk)
                 if most < 0:
                     return False

@@ -5,27 +5,34 @@ from collections.abc import Callable
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from vitral.config import Serving
 from vitral.errors import ConfigError
 from vitral.serving.logs import log, log_to_stderr
+from vitral.serving.refusals import busy
 
 MAX_HEADERS = 16 * 1024
 HEADER_SECONDS = 10.0
 
 
 class Patient(H11Protocol):
-    """HTTP/1.1 that hangs up on a client whose headers do not come, for the first request or a later one."""
+    """HTTP/1.1 that hangs up on a client whose headers do not come, or that does not read what it asked for."""
 
     def connection_made(self, transport: Any) -> None:
         """Start the clock."""
         super().connection_made(transport)
+        self.unread = 0
         self.timeout_first = self.loop.call_later(HEADER_SECONDS, self._hang_up)
 
     def _hang_up(self) -> None:
-        if (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing():
+        unread, self.unread = self.unread, self.transport.get_write_buffer_size()
+        if self.unread and self.unread == unread:
+            self.transport.abort()
+        elif self.unread:  # some of it has been read since, or this is the first look
+            self.timeout_first = self.loop.call_later(HEADER_SECONDS, self._hang_up)
+        elif (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing():
             self.transport.close()
 
     def on_response_complete(self) -> None:
@@ -47,7 +54,8 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._when_started()
+        if self.started:
+            self._when_started()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -75,9 +83,20 @@ def serve(app: ASGIApp, listening: socket.socket, options: Serving, say: Callabl
         log("listening", url=url)
         say(url)
 
+    async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or len(server.server_state.connections) <= options.max_connections:
+            await app(scope, receive, send)
+            return
+        refusal = busy()
+        refusal.headers["Connection"] = "close"
+        await refusal.response()(scope, receive, send)
+
     config = uvicorn.Config(
-        app, http=Patient, ws="none", log_config=None, access_log=False, server_header=False, proxy_headers=False,
-        limit_concurrency=options.max_connections, h11_max_incomplete_event_size=MAX_HEADERS,
-        timeout_graceful_shutdown=int(options.deadline) + 1,
+        counted, http=Patient, ws="none", log_config=None, access_log=False, server_header=False, proxy_headers=False,
+        h11_max_incomplete_event_size=MAX_HEADERS,
+        timeout_graceful_shutdown=int(options.upload_seconds + options.deadline) + 1,
     )  # fmt: skip
-    _Server(config, started).run(sockets=[listening])
+    server = _Server(config, started)
+    server.run(sockets=[listening])
+    if not server.started:
+        raise RuntimeError("the server could not be started; why is in the log above.")

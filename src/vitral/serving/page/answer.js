@@ -63,54 +63,67 @@ export function show(answer, labels, colours) {
   return shown;
 }
 
-// Boxes and masks, in the picture's own pixels, drawn at `scale`.
+const masks = new WeakMap();  // of each answer, painted once
+
+// Boxes and masks, on a canvas that has the whole picture at `scale`.
 export function drawOn(pen, answer, labels, colours, scale) {
   if (answer?.task === "detect") drawBoxes(pen, answer, labels, colours, scale);
-  if (answer?.task === "segment") drawMask(pen, answer, labels, colours, scale);
+  if (answer?.task === "segment") {
+    if (!masks.has(answer)) masks.set(answer, paintMask(answer, labels, colours, pen.canvas));
+    pen.drawImage(masks.get(answer), 0, 0);
+  }
 }
 
 function drawBoxes(pen, answer, labels, colours, scale) {
-  const width = pen.canvas.width, size = Math.max(12, Math.round(width / 46));
+  const { width, height, clientWidth } = pen.canvas, dot = width / (clientWidth || width), size = Math.round(13 * dot);  // on the screen
   pen.font = `600 ${size}px system-ui, sans-serif`;
   pen.textBaseline = "top";
   for (const { label, score, box } of [...answer.objects].reverse()) {  // the best is drawn last
     const [x0, y0, x1, y1] = box.map(v => v * scale), ink = colours.classes[Math.max(0, labels.indexOf(label)) % 256];
-    pen.lineWidth = Math.max(2, width / 280);
+    pen.lineWidth = 2 * dot;
     pen.strokeStyle = pen.fillStyle = rgb(ink);
     pen.strokeRect(x0, y0, x1 - x0, y1 - y0);
-    const text = `${label} ${Math.round(100 * score)} %`, w = pen.measureText(text).width + 8, h = size + 6;
-    const x = Math.min(Math.max(0, x0), width - w), y = y0 >= h ? y0 - h : Math.min(y1, pen.canvas.height - h);
+    const text = `${label} ${Math.round(100 * score)} %`, w = pen.measureText(text).width + 8 * dot, h = size + 6 * dot;
+    const x = Math.min(Math.max(0, x0), width - w), y = y0 >= h ? y0 - h : Math.min(y1, height - h);
     pen.fillRect(x, y, w, h);
     pen.fillStyle = ink[0] + ink[1] + ink[2] > 330 ? "#000" : "#fff";
-    pen.fillText(text, x + 4, y + 4);
+    pen.fillText(text, x + 4 * dot, y + 4 * dot);
   }
 }
 
-function drawMask(pen, answer, labels, colours, scale) {
-  const [H, W] = answer.size, numbers = new Int16Array(H * W);
-  for (const { label, rle } of answer.classes) {
-    const number = labels.indexOf(label);
-    let at = 0, on = false;
-    for (const count of rle.counts) {  // zeros and ones in turn, down the columns
-      if (on) for (let i = at; i < at + count; i++) numbers[(i % H) * W + Math.floor(i / H)] = number;
-      at += count;
-      on = !on;
+// The number of each pixel's class, column after column, in a picture that is brought to w x h, no larger than it is.
+function numbersOf({ size: [H, W], classes }, labels, w, h) {
+  const numbers = new Int16Array(w * h), before = (n, small, large) => Math.ceil(n * small / large - 0.5);
+  const at = i => {  // how many of the pixels that are kept come before pixel i
+    const column = Math.floor(i / H), x = before(column, w, W), kept = Math.floor((x + 0.5) * W / w) === column;
+    return x * h + (kept ? before(i % H, h, H) : 0);
+  };
+  for (const { label, rle } of classes) {
+    let end = 0;
+    rle.counts.forEach((count, i) => {  // zeros and ones in turn, down the columns
+      if (i % 2) numbers.fill(labels.indexOf(label), at(end), at(end + count));
+      end += count;
+    });
+  }
+  return numbers;
+}
+
+// Masks as a layer of the canvas's size, with lines between classes.
+function paintMask(answer, labels, colours, { width, height }) {
+  const [H, W] = answer.size, w = Math.min(W, width), h = Math.min(H, height), numbers = numbersOf(answer, labels, w, h);
+  const layer = new OffscreenCanvas(width, height), brush = layer.getContext("2d"), pixels = brush.createImageData(width, height);
+  const inks = new Uint32Array(new Uint8Array(labels.flatMap((_, n) => n ? [...colours.classes[(n - 1) % 256], 128] : [0, 0, 0, 0])).buffer);
+  const ink = new Uint32Array(pixels.data.buffer), line = Math.max(1, Math.round(Math.max(width, height) / 400));
+  const rows = Int32Array.from({ length: height }, (_, y) => Math.floor((y + 0.5) * h / height));
+  const columns = Int32Array.from({ length: width }, (_, x) => Math.floor((x + 0.5) * w / width) * h);
+  for (let y = 0; y < height; y++) {
+    const row = rows[y], above = rows[Math.max(0, y - line)];
+    for (let x = 0; x < width; x++) {
+      const column = columns[x], n = numbers[column + row];
+      const edge = n !== numbers[column + above] || n !== numbers[columns[Math.max(0, x - line)] + row];
+      ink[y * width + x] = edge ? 0xffffffff : inks[n];
     }
   }
-  const layer = new OffscreenCanvas(W, H), brush = layer.getContext("2d"), pixels = brush.createImageData(W, H);
-  const across = i => i % W && numbers[i - 1] !== numbers[i], down = i => i >= W && numbers[i - W] !== numbers[i], thin = scale > 2;
-  for (let i = 0; i < H * W; i++) {
-    const n = numbers[i];
-    if (!thin && (across(i) || down(i))) pixels.data.set([255, 255, 255, 255], 4 * i);
-    else if (n > 0) pixels.data.set([...colours.classes[(n - 1) % 256], 128], 4 * i);
-  }
   brush.putImageData(pixels, 0, 0);
-  pen.imageSmoothingEnabled = false;
-  pen.drawImage(layer, 0, 0, pen.canvas.width, pen.canvas.height);
-  pen.fillStyle = "#fff";
-  if (thin) for (let i = 0; i < H * W; i++) {  // lines between large pixels
-    const x = (i % W) * scale, y = Math.floor(i / W) * scale;
-    if (across(i)) pen.fillRect(x - 1, y - 1, 2, scale + 2);
-    if (down(i)) pen.fillRect(x - 1, y - 1, scale + 2, 2);
-  }
+  return layer;
 }

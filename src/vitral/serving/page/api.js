@@ -1,12 +1,13 @@
 // Requests to the server; an answer that is not 2xx becomes an Error with the server's own sentence.
 
-let key = sessionStorage.getItem("vitral-key") || "";
-export const hasKey = () => Boolean(key);
+let key = sessionStorage.getItem("vitral-key") || "", needed = Boolean(key);
+export const needsKey = () => needed;
 
 // Ask the person for a key; false if there is none.
-export function askForKey() {
+export function askForKey(title) {
   const dialog = document.getElementById("keyDialog"), input = document.getElementById("keyInput");
-  input.value = "";
+  document.getElementById("keyTitle").textContent = title;
+  input.value = dialog.returnValue = "";
   dialog.showModal();
   return new Promise(resolve => dialog.addEventListener("close", () => {
     if (dialog.returnValue !== "use" || !input.value) return resolve(false);
@@ -16,19 +17,26 @@ export function askForKey() {
   }, { once: true }));
 }
 
-async function ask(path, options) {
-  const headers = key ? { Authorization: `Bearer ${key}` } : {};
-  let response;
+export async function reach(path, options) {
   try {
-    response = await fetch(path, { ...options, headers });
+    return await fetch(path, options);
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Error("The server cannot be reached; is it still running?");
   }
-  if (response.status === 401 && await askForKey()) return ask(path, options);
-  const document = await response.json().catch(() => null);
-  if (!response.ok) throw new Error(document?.error?.message ?? `The server answered with ${response.status}.`);
-  return document;
+}
+
+async function ask(path, options) {
+  const response = await reach(path, { ...options, headers: key ? { Authorization: `Bearer ${key}` } : {} });
+  if (response.status === 401) {
+    needed = true;
+    if (await askForKey(key ? "This server does not know the key" : "This server asks for a key")) return ask(path, options);
+  }
+  const answer = await response.json().catch(() => null);
+  options.signal?.throwIfAborted();
+  const wrong = response.ok ? "The server's answer was cut off." : `The server answered with ${response.status}.`;
+  if (!response.ok || !answer) throw Object.assign(new Error(answer?.error?.message ?? wrong), { status: response.status });
+  return answer;
 }
 
 export const get = path => ask(path, {});

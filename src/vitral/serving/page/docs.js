@@ -7,13 +7,14 @@ const element = (tag, text = "", ...children) => {
   return made;
 };
 const kindOf = s => s.enum?.join(" | ") ?? s.const ?? s.anyOf?.map(kindOf).join(" | ") ?? (s.format ? `${s.type} (${s.format})` : s.type ?? "");
+const key = sessionStorage.getItem("vitral-key") ? '-H "Authorization: Bearer KEY" ' : "";
 
-function table(schema) {
+function table(form, json) {
   const made = document.createElement("table");
   made.append(element("tr", "", element("th", "field"), element("th", "type"), element("th", "what it is")));
-  for (const [name, s] of Object.entries(schema.properties ?? {})) {
+  for (const [name, s] of Object.entries(form.properties ?? {})) {
     const initial = s.default === undefined || s.default === null || s.default === "" ? "" : ` Default: ${s.default}.`;
-    made.append(element("tr", "", element("td", "", element("code", name)), element("td", kindOf(s)), element("td", (s.description ?? "") + initial)));
+    made.append(element("tr", "", element("td", "", element("code", name)), element("td", kindOf(s)), element("td", (s.description ?? json.properties[name].description ?? "") + initial)));
   }
   return made;
 }
@@ -24,9 +25,9 @@ function section(path, method, about) {
   verb.className = "verb";
   head.append(verb, path);
   made.append(head, element("p", about.description ?? ""));
-  const form = about.requestBody?.content["multipart/form-data"]?.schema;
-  if (form) made.append(table(form));
-  made.append(element("pre", `curl ${form ? "-F image=@picture.jpg " : ""}${location.origin}${path}`));
+  const content = about.requestBody?.content, form = content?.["multipart/form-data"]?.schema;
+  if (form) made.append(table(form, content["application/json"].schema));
+  made.append(element("pre", `curl ${key}${form ? "-F image=@picture.jpg " : ""}${location.origin}${path}`));
   return made;
 }
 

@@ -6,12 +6,14 @@ export const NAMES = { picture: "Picture", attention: "Attention", rollout: "Rol
 export const BY_CLASS = ["relevance", "gradcam"];
 
 export class Look {
-  // A ViT's attention has every row here; other attention, that of windows, is one block's maps and asked for anew.
+  // The attention of a ViT has every row here; that of windows, or of many patches, is one block's maps and asked for anew.
   // `query` is the patch that looks, or -1 for [CLS] or all patches; `at` the one that is pointed at; `head` -1 for their mean.
-  static async from(explained, blocks) {
+  // `layer` and `query` are what is wanted; `told` what the maps are of, until the server has said more.
+  static async from(explained, { blocks, cls }) {
     const look = new Look(), [rows, columns] = explained.grid, packed = explained.rows;
-    Object.assign(look, { method: explained.method, about: explained.about, part: explained.part, rows, columns, packed,
-      titles: explained.titles, maps: explained.maps, map: 0, at: -1, layers: packed?.layers ?? blocks, target: explained.class });
+    Object.assign(look, { method: explained.method, about: explained.about, part: explained.part, rows, columns, packed, cls,
+      titles: explained.titles, maps: explained.maps, map: 0, at: -1, layers: packed?.layers ?? blocks, target: explained.class,
+      timing: explained.timing });
     look.picture = new Image();
     look.picture.src = `data:image/png;base64,${explained.image}`;
     await look.picture.decode();
@@ -19,13 +21,12 @@ export class Look {
     look.live = look.attends && Boolean(packed);
     if (look.live) {
       look.weights = await unpackRows(packed, rows * columns);
-      look.cls = packed.queries > rows * columns;
       look.layer = packed.layers - 1;
       look.head = packed.heads.length === 1 ? 0 : -1;
       look.query = look.cls ? -1 : look.middle;
     } else {
-      look.layer = explained.layer;
-      look.query = explained.patch ? look.cell(...explained.patch) : -1;
+      look.told = { layer: explained.layer, query: explained.patch ? look.cell(...explained.patch) : -1 };
+      look.settle();
     }
     return look;
   }
@@ -38,6 +39,9 @@ export class Look {
   get middle() { return Math.floor(this.rows / 2) * this.columns + Math.floor(this.columns / 2); }
   place(i) { return `row ${Math.floor(i / this.columns) + 1}, column ${i % this.columns + 1}`; }
   get frame() { return this.live || (this.attends && this.at < 0) ? this.query : this.at; }
+  get asked() { return this.attends && this.query !== this.frame ? this.query : -1; }
+  get shown() { return this.live ? this : this.told; }
+  settle() { Object.assign(this, this.told); }
 
   choose(patch) {
     this.at = patch;
@@ -55,9 +59,10 @@ export class Look {
     const cells = painted(values, s.top, table), ends = [s.low < 0 ? tell(-s.top) : "0", tell(s.top)];
     const here = this.at >= 0 ? this.at : best;
     if (this.attends) {
-      const all = this.cls ? "[CLS] looks" : "All patches together look", who = this.query < 0 ? all : `The patch in ${this.place(this.query)} looks`;
+      const { layer, query } = this.shown, whose = query < 0 && !this.cls ? "their" : "its";
+      const all = this.cls ? "[CLS] looks" : "All patches together look", who = query < 0 ? all : `The patch in ${this.place(query)} looks`;
       const more = this.live || here === best ? "" : ` ${percent(values[here])} go to ${this.place(here)}.`;
-      return { cells, ends, signed: false, say: `${who} most at ${this.place(best)}: ${percent(s.high)} of ${this.query < 0 && !this.cls ? "their" : "its"} attention in block ${this.layer}, ${this.headName}.${more}` };
+      return { cells, ends, signed: false, say: `${who} most at ${this.place(best)}: ${percent(s.high)} of ${whose} attention in block ${layer}, ${this.headName}.${more}` };
     }
     return { cells, ends, signed: s.low < 0, say: `${this.titles[this.map]}: ${tell(values[here])} in ${this.place(here)}` +
       (here === best ? ", the most." : `; the most is ${tell(values[best])} in ${this.place(best)}.`) };

@@ -1,15 +1,16 @@
 // The page: takes a picture or a text, asks the server, and shows what it says.
 
-import { askForKey, get, hasKey, post } from "/page/api.js";
+import { askForKey, get, needsKey, post, reach } from "/page/api.js";
 import { drawOn, element, rowsOf, show } from "/page/answer.js";
 import { BY_CLASS, Look, NAMES } from "/page/look.js";
 import { rgb } from "/page/maps.js";
 import { share } from "/page/share.js";
 
 const SAMPLES = ["window.png", "hills.png", "digit.png", "scene.png"];
-const LARGEST = 1600, MOST_CLASSES = 2000, $ = id => document.getElementById(id);
+const LARGEST = 1600, MOST_CLASSES = 2000, PAUSE = 150, $ = id => document.getElementById(id);
 const canvas = $("canvas"), pen = canvas.getContext("2d");
-let models = [], index = null, colours, timer = null, asking = null, wanting = null;
+let models = [], index = null, colours, timer = null, clock = null, asking = null, wanting = null;
+const waits = [];  // the newest last
 // `item` is the file or text, `bitmap` the picture, `looks` what was explained, by method, `view` what is on the stage.
 const state = { item: null, bitmap: null, answer: null, looks: {}, view: "picture" };
 const model = () => models.find(m => m.name === $("model").value);
@@ -19,53 +20,95 @@ function fail(error) {
   if (error.name === "AbortError") return;
   $("error").textContent = error.message;
   $("error").hidden = false;
+  $("error").scrollIntoView({ block: "nearest" });
 }
-function busy(on) { $("busy").hidden = !on; $("stage").ariaBusy = on; }
+
+// Tell what is waited for, until it is there.
+async function waiting(words, promise) {
+  const wait = { words, began: performance.now() };
+  waits.push(wait);
+  tellWait();
+  try {
+    return await promise;
+  } finally {
+    waits.splice(waits.indexOf(wait), 1);
+    tellWait();
+  }
+}
+function tellWait() {
+  const newest = waits.at(-1);
+  clearTimeout(clock);
+  $("busy").hidden = !newest;
+  $("stage").ariaBusy = Boolean(newest);
+  if (!newest) return;
+  const seconds = Math.round((performance.now() - newest.began) / 1000);
+  if ($("busyWords").textContent !== newest.words) $("busyWords").textContent = newest.words;
+  $("busySeconds").textContent = seconds ? `${seconds} s` : "";
+  clock = setTimeout(tellWait, 1000);
+}
 
 // ---- taking ----
 
+function clear() {
+  asking?.abort();
+  stop();
+  Object.assign(state, { answer: null, looks: {}, view: "picture" });
+  for (const id of ["error", "lookCard", "similarCard", "share", "views"]) $(id).hidden = true;
+  $("timing").textContent = "";
+  $("answer").ariaBusy = false;
+}
+
 async function take(item) {
   if (!item) return;
-  asking?.abort();
-  const signal = (asking = new AbortController()).signal, m = model(), began = performance.now();
-  stop();
-  $("error").hidden = true;
-  Object.assign(state, { item, bitmap: null, answer: null, looks: {} });
-  $("lookCard").hidden = $("similarCard").hidden = $("share").hidden = $("views").hidden = true;
-  $("timing").textContent = "";
+  clear();
+  const signal = (asking = new AbortController()).signal, began = performance.now();
+  if (!models.length) await begin();
+  const m = model();
+  if (!m || signal.aborted) return;
+  Object.assign(state, { item, bitmap: null });
   if (m.reads === "image") {
     state.bitmap = await createImageBitmap(item).catch(() => null);  // a browser may not know what the server knows
     if (signal.aborted) return;
-    state.view = "picture";
     draw();
   }
-  busy(true);
   try {
     if (headless(m)) $("answer").replaceChildren(element("p", { className: "soft" }, about(m)));
-    else await predict(m, item, began, signal);
+    else await waiting("Asking the model", predict(m, item, began, signal));
     if (m.reads === "image") {
       offerViews(m);
-      const spatial = ["detect", "segment"].includes(m.task);
-      await choose(!spatial && m.explains.includes("attention") ? "attention" : "picture", signal);
+      await choose(firstView(m));
+      if (headless(m) && look()) tellTime(look().timing, began);
     }
   } catch (error) {
     if (error.name !== "AbortError") $("answer").replaceChildren(element("p", { className: "soft" }, "There is no answer."));
-    fail(error);
+    return fail(error);
   }
-  if (index) {
-    await post("/v1/search", item, { top_k: 8, thumbnails: true }, signal).then(showSimilar, error => m.reads === "image" ? fail(error) : null);
+  if (index) {  // which may hold what this model does not read
+    const found = post("/v1/search", item, { top_k: 8, thumbnails: true }, signal);
+    await waiting("Searching the index", found).then(showSimilar, error => error.status === 422 || fail(error));
   }
-  if (!signal.aborted) busy(false);
+}
+
+function firstView(m) {
+  if (["detect", "segment"].includes(m.task)) return "picture";
+  return (headless(m) ? ["attention", "tokens"] : ["attention"]).find(view => m.explains.includes(view)) ?? "picture";
 }
 
 async function predict(m, item, began, signal) {
-  const answer = await post("/v1/predict", item, { model: m.name }, signal);
-  state.answer = answer;
-  $("answer").replaceChildren(...show(answer, m.labels, colours));
-  const { read_ms, wait_ms, run_ms, batch } = answer.timing, all = performance.now() - began;
-  $("timing").textContent = `${all.toFixed(0)} ms: reading ${read_ms.toFixed(1)}, waiting ${wait_ms.toFixed(1)}, model ${run_ms.toFixed(1)}` +
-    (batch > 1 ? `, ${batch} at once` : "");
+  $("answer").ariaBusy = true;
+  try {
+    state.answer = await post("/v1/predict", item, { model: m.name }, signal);
+  } finally {
+    if (!signal.aborted) $("answer").ariaBusy = false;
+  }
+  $("answer").replaceChildren(...show(state.answer, m.labels, colours));
+  tellTime(state.answer.timing, began);
 }
+function tellTime({ read_ms, wait_ms, run_ms, batch }, began) {
+  const all = performance.now() - began, more = batch > 1 ? `, ${batch} at once` : "";
+  $("timing").textContent = `${time(all)}: reading ${time(read_ms)}, waiting ${time(wait_ms)}, model ${time(run_ms)}${more}`;
+}
+const time = ms => ms < 1000 ? `${ms.toFixed(ms < 10 ? 1 : 0)}\u00a0ms` : `${(ms / 1000).toFixed(1)}\u00a0s`;
 
 function showSimilar({ matches }) {
   $("similar").replaceChildren(...matches.map(({ name, score, thumbnail }) => {
@@ -73,6 +116,7 @@ function showSimilar({ matches }) {
     const picture = thumbnail ? element("img", { src: `data:image/jpeg;base64,${thumbnail}`, alt: "" }) : element("div", { className: "none" });
     return element("li", { title: name }, picture, element("p", {}, short), element("p", { className: "soft" }, score.toFixed(3)));
   }));
+  $("similarNote").textContent = `The nearest of ${index} in the index; 1 is the same.`;
   $("similarCard").hidden = !matches.length;
 }
 
@@ -86,43 +130,54 @@ function offerViews(m) {
   $("share").hidden = false;
 }
 
-async function choose(view, signal = asking?.signal) {
-  if (view !== "picture" && !state.looks[view]) {
-    const m = model(), several = m.task === "regress" && m.labels.length > 1;  // of numbers none is the likeliest
-    const made = await explain(view, BY_CLASS.includes(view) && several ? { class: m.labels[0] } : {}, signal);
-    if (signal?.aborted) return;
-    if (!made) view = "picture";
-  }
-  turn(view);
-}
-
-// What the server makes of a view, kept; false if it could not be made.
-async function explain(view, fields, signal = asking?.signal) {
-  busy(true);
-  $("error").hidden = true;
-  try {
-    const m = model(), asked = { model: m.name, method: view, rows: true, ...fields };
-    const made = await Look.from(await post("/v1/explain", state.item, asked, signal), m.blocks);
-    if (!signal?.aborted) state.looks[view] = made;
-    return true;
-  } catch (error) {
-    fail(error);
-    return false;
-  } finally {
-    if (!signal?.aborted) busy(false);
-  }
-}
-
-// The same view of another block, patch or class, which only the server can tell; who asks again no longer wants the last.
-async function again(fields) {
+// Who wants another view, block, patch or class no longer wants the last.
+function want() {
   wanting?.abort();
   wanting = new AbortController();
-  const view = state.view, map = look().map, signal = AbortSignal.any([asking.signal, wanting.signal]);
-  if (!await explain(view, fields, signal) || signal.aborted || state.view !== view) return;
-  if (map < look().titles.length) look().map = map;
+  return AbortSignal.any([asking.signal, wanting.signal]);
+}
+
+async function choose(view) {
+  const signal = want();
+  if (view !== "picture" && !state.looks[view]) {
+    const m = model(), several = m.task === "regress" && m.labels.length > 1;  // of numbers none is the likeliest
+    await explain(view, BY_CLASS.includes(view) && several ? { class: m.labels[0] } : {}, signal);
+    if (signal.aborted) return;
+    if (!state.looks[view]) view = state.view;
+  }
   turn(view);
 }
-const lookFrom = (layer, query) => again({ layer, patch: query < 0 ? null : look().pixel(query).join(",") });
+
+// What the server makes of a view, kept if it could be made and is still wanted.
+async function explain(view, fields, signal, pause = 0) {
+  const ask = async m => {
+    if (pause) await new Promise(done => setTimeout(done, pause));
+    signal.throwIfAborted();
+    return Look.from(await post("/v1/explain", state.item, { model: m.name, method: view, rows: true, ...fields }, signal), m);
+  };
+  $("error").hidden = true;
+  try {
+    const made = await waiting(`Computing: ${NAMES[view]}`, ask(model()));
+    if (!signal.aborted) state.looks[view] = made;
+  } catch (error) {
+    fail(error);
+  }
+}
+
+// The same view of another block, patch or class, which only the server can tell; of several keys in a row the last counts.
+async function again(fields) {
+  const view = state.view, before = look(), signal = want();
+  await explain(view, fields, signal, PAUSE);
+  if (signal.aborted) return;
+  const map = before.map < look().titles.length ? before.map : 0, at = before.at === look().told.query ? -1 : before.at;
+  Object.assign(look(), { map, at });
+  turn(view);
+}
+function lookFrom(values) {
+  const l = look();
+  change(values);
+  if (!l.live) again({ layer: l.layer, patch: l.query < 0 ? null : l.pixel(l.query).join(",") });
+}
 
 function turn(view) {
   stop();
@@ -131,23 +186,23 @@ function turn(view) {
   const l = look();
   $("lookCard").hidden = !l;
   if (l) {
+    l.settle();
     const { labels } = model(), several = !l.live && view !== "tokens" && l.titles.length > 1;
     $("layer").max = l.layers - 1;
     $("attention").hidden = $("asks").hidden = !l.attends;
     $("headLabel").hidden = $("play").hidden = !l.live;
     if (l.live) [$("head").min, $("head").max] = [l.packed.heads.length > 1 ? -1 : 0, l.weights.kept - 1];
     $("cls").hidden = l.live && !l.cls;
-    $("cls").textContent = l.live ? "Ask [CLS]" : "Ask all patches";
+    $("cls").textContent = l.cls ? "Ask [CLS]" : "Ask all patches";
     $("classLabel").hidden = !BY_CLASS.includes(view) || labels.length < 2 || labels.length > MOST_CLASSES;
     $("classWord").textContent = model().task === "regress" ? "Number" : "Class";
     if (!$("classLabel").hidden) $("class").replaceChildren(...labels.map(name => element("option", { textContent: name, selected: name === l.target })));
     $("mapLabel").hidden = !several;
     $("mapWord").textContent = { attention: "Head", writing: "Token" }[view] ?? "Map";
     if (several) $("map").replaceChildren(...l.titles.map((title, i) => element("option", { value: i, textContent: title, selected: i === l.map })));
-    const windows = l.live ? "" : "Patches look within windows: tap one to see where it looks";
-    const note = [l.attends ? windows : l.about, `shown: ${l.part}`, l.packed?.note].filter(Boolean).join("; ");
-    $("lookNote").textContent = note;
-    $("lookNote").hidden = !note;
+    const hint = l.live ? "" : "Ask any patch where it looks: tap it, or go there with the arrow keys and press Enter.";
+    const notes = [l.attends ? hint : `${l.about}.`, `Seen by the model, in pixels: ${l.part}.`, l.packed?.note, `Computed in ${time(l.timing.run_ms)}.`];
+    $("lookNote").textContent = notes.filter(Boolean).map(note => note[0].toUpperCase() + note.slice(1)).join(" ");
   }
   draw();
 }
@@ -155,7 +210,7 @@ function turn(view) {
 function draw() {
   const l = look();
   $("empty").hidden = !(canvas.hidden = !l && !state.bitmap);
-  $("frame").hidden = true;
+  $("frame").hidden = $("asked").hidden = true;
   if (canvas.hidden) return;
   const { width, height } = l ? l.picture : state.bitmap, longest = Math.max(width, height);
   const scale = longest > LARGEST ? LARGEST / longest : Math.max(1, Math.ceil(640 / longest));
@@ -176,14 +231,9 @@ function draw() {
 }
 
 function drawLook(l) {
-  const strength = +$("strength").value, shown = l.draw(pen, strength / 100, colours.maps), frame = $("frame"), at = l.frame;
-  const box = canvas.getBoundingClientRect(), outer = $("stage").getBoundingClientRect();
-  frame.hidden = at < 0;
-  if (at >= 0) {
-    const w = box.width / l.columns, h = box.height / l.rows;
-    Object.assign(frame.style, { width: `${w}px`, height: `${h}px`, left: `${box.left - outer.left + (at % l.columns) * w}px`,
-      top: `${box.top - outer.top + Math.floor(at / l.columns) * h}px` });
-  }
+  const strength = +$("strength").value, shown = l.draw(pen, strength / 100, colours.maps);
+  frame($("frame"), l, l.frame);
+  frame($("asked"), l, l.asked);
   $("say").textContent = shown.say;
   $("legend").hidden = !shown.ends;
   if (shown.ends) {
@@ -203,6 +253,14 @@ function drawLook(l) {
   $("play").textContent = timer ? "Stop" : "Play blocks";
 }
 
+function frame(box, l, patch) {
+  box.hidden = patch < 0;
+  if (box.hidden) return;
+  const inner = canvas.getBoundingClientRect(), outer = $("stage").getBoundingClientRect(), w = inner.width / l.columns, h = inner.height / l.rows;
+  const left = inner.left - outer.left + (patch % l.columns) * w, top = inner.top - outer.top + Math.floor(patch / l.columns) * h;
+  Object.assign(box.style, { width: `${w}px`, height: `${h}px`, left: `${left}px`, top: `${top}px` });
+}
+
 function change(values) {
   if (!look()) return;
   Object.assign(look(), values);
@@ -215,19 +273,20 @@ function point(event) {
   if (c < 0 || r < 0 || c >= l.columns || r >= l.rows) return;
   l.choose(r * l.columns + c);
   draw();
-  if (event.type === "pointerdown" && l.attends && !l.live) lookFrom(l.layer, l.at);
+  if (event.type === "click" && l.attends && !l.live) lookFrom({ query: l.at });
 }
 function stop() { clearInterval(timer); timer = null; }
 function play() {
-  if (timer) stop(); else timer = setInterval(() => change({ layer: (look().layer + 1) % look().layers }), 700);
+  if (timer) stop();
+  else {
+    timer = setInterval(() => change({ layer: (look().layer + 1) % look().layers }), 700);
+    $("stage").scrollIntoView({ block: "nearest" });
+  }
   draw();
 }
-function toLayer(layer) {
-  const l = look();
-  if (l.live) change({ layer }); else if (layer !== l.layer) lookFrom(layer, l.query);
-}
+const toLayer = layer => { if (layer !== look().layer) lookFrom({ layer }); };
 const step = by => toLayer(Math.min(look().layers - 1, Math.max(0, look().layer + by)));
-const askAll = () => { if (look().live) change({ query: -1 }); else lookFrom(look().layer, -1); };
+const askAll = () => lookFrom({ query: -1, at: -1 });
 const nextHead = () => change({ head: look().head + 1 > +$("head").max ? +$("head").min : look().head + 1 });
 
 $("stage").addEventListener("keydown", event => {
@@ -240,12 +299,11 @@ $("stage").addEventListener("keydown", event => {
   else if (event.key === "[") step(-1); else if (event.key === "]") step(1);
   else if (event.key === "c" && !$("cls").hidden) askAll();
   else if (event.key === "h" && l.live) nextHead(); else if (event.key === " " && l.live) play();
-  else if (event.key === "Enter" && !l.live && l.at >= 0) lookFrom(l.layer, l.at);
+  else if (event.key === "Enter" && !l.live && l.at >= 0) lookFrom({ query: l.at });
   else return;
   event.preventDefault();
 });
-canvas.addEventListener("pointermove", point);
-canvas.addEventListener("pointerdown", point);
+for (const kind of ["pointermove", "pointerdown", "click"]) canvas.addEventListener(kind, point);
 $("layer").addEventListener("input", e => { if (look()?.live) toLayer(+e.target.value); else $("layerSays").textContent = e.target.value; });
 $("layer").addEventListener("change", e => toLayer(+e.target.value));
 $("class").addEventListener("change", e => again({ class: e.target.value }));
@@ -262,24 +320,32 @@ $("stage").addEventListener("click", () => { if (!$("empty").hidden) $("file").c
 for (const id of ["file", "camera"]) $(id).addEventListener("change", e => { take(e.target.files[0]); e.target.value = ""; });
 for (const kind of ["dragenter", "dragover"]) addEventListener(kind, e => { e.preventDefault(); $("stage").classList.add("over"); });
 for (const kind of ["dragleave", "drop"]) addEventListener(kind, e => { e.preventDefault(); $("stage").classList.remove("over"); });
-addEventListener("drop", e => { if (model()?.reads === "image") take(e.dataTransfer.files[0]); });
-addEventListener("paste", e => { if (model()?.reads === "image") take(e.clipboardData.files[0]); });
+addEventListener("drop", e => { if (model()?.reads !== "text") take(e.dataTransfer.files[0]); });
+addEventListener("paste", e => { if (model()?.reads !== "text") take(e.clipboardData.files[0]); });
 $("texts").addEventListener("submit", e => { e.preventDefault(); take($("text").value); });
-$("model").addEventListener("change", () => { suit(); if (state.item && (typeof state.item === "string") === (model().reads === "text")) take(state.item); });
-$("key").addEventListener("click", askForKey);
+$("model").addEventListener("change", () => {
+  clear();
+  suit();
+  if (state.item && (typeof state.item === "string") === (model().reads === "text")) take(state.item); else draw();
+});
+$("key").addEventListener("click", async () => { if (await askForKey("The key of this server") && !models.length) begin(); });
 $("share").addEventListener("click", () => {
-  const caption = [NAMES[state.view], look()?.attends ? `block ${look().layer}, ${look().headName}` : ""].filter(Boolean).join(", ");
+  const caption = [NAMES[state.view], look()?.attends ? `block ${look().shown.layer}, ${look().headName}` : ""].filter(Boolean).join(", ");
   share(canvas, `${model().name} · vitral`, state.answer ? rowsOf(state.answer, model().labels, colours) : [], caption);
 });
 
 async function sample(name) {
-  take(await (await fetch(`/page/samples/${name}`)).blob());
+  try {
+    take(await (await reach(`/page/samples/${name}`)).blob());
+  } catch (error) {
+    fail(error);
+  }
 }
 function suit() {
   const text = model().reads === "text";
   $("images").hidden = text;
   $("texts").hidden = !text;
-  if (!state.answer) $("answer").replaceChildren(element("p", { className: "soft" }, about(model())));
+  $("answer").replaceChildren(element("p", { className: "soft" }, about(model())));
 }
 const headless = m => m.task === "classify" && !m.labels.length;
 function about(m) {
@@ -294,6 +360,7 @@ function about(m) {
 }
 
 async function begin() {
+  $("error").hidden = true;
   try {
     const [facts, palette] = await Promise.all([get("/v1/models"), get("/page/colours.json")]);
     ({ models, index } = facts);
@@ -303,10 +370,10 @@ async function begin() {
     document.title = `${models.map(m => m.name).join(", ")} · vitral`;
     $("samples").replaceChildren(...SAMPLES.map(name => element("button", { type: "button", title: name.split(".")[0], onclick: () => sample(name) },
       element("img", { src: `/page/samples/${name}`, alt: `Sample: ${name.split(".")[0]}` }))));
-    $("key").hidden = !hasKey();
     suit();
   } catch (error) {
     fail(error);
   }
+  $("key").hidden = !needsKey();
 }
 begin();
