@@ -11,13 +11,13 @@ from vitral import Predictor
 class Served(litserve.LitAPI):
     """Decoding included, and litserve's own batching."""
 
-    def __init__(self, source: str, top_k: int, **options: Any) -> None:
+    def __init__(self, source: str, engine: Any, top_k: int, **options: Any) -> None:
         super().__init__(**options)
-        self.source, self.top_k = source, top_k
+        self.source, self.engine, self.top_k = source, engine, top_k
 
     def setup(self, device: str) -> None:
         """In the worker."""
-        self.predictor = Predictor(self.source)
+        self.predictor = Predictor(self.source, engine=self.engine)
 
     def decode_request(self, request: Request, **options: Any) -> Any:
         """The file of a form."""
@@ -40,8 +40,8 @@ class Served(litserve.LitAPI):
         return {"predictions": output}
 
 
-def serve_litserve(source: str, port: int, top_k: int) -> None:
+def serve_litserve(source: str, engine: str | None, port: int, top_k: int) -> None:
     """Serve until killed."""
-    api = Served(source, top_k, max_batch_size=16, batch_timeout=0.004, api_path="/v1/predict")
+    api = Served(source, engine, top_k, max_batch_size=16, batch_timeout=0.004, api_path="/v1/predict")
     server = litserve.LitServer(api, accelerator="cpu", healthcheck_path="/healthz", timeout=60)
     server.run(port=port, host="127.0.0.1", generate_client_file=False, log_level="error")

@@ -1,13 +1,15 @@
 """Closed-loop load on loopback: vitral serve beside plain handlers and litserve, each a process of its own, in one run.
 
-    python benchmarks/serve.py [--model vit_small_patch16_224] [--clients 1 8 32] [--seconds 20] [--soak 30]
+    python benchmarks/serve.py [--clients 1 8 32] [--seconds 20] [--soak 30] [--engine NAME] [--int8]
 
 Clients send one JPEG after another and wait for each answer. The rivals take turns: vitral serve; the same `Predictor`
 in a plain FastAPI handler, without batching; the same in litserve, with its batching; timm, eager, in a plain handler.
-All have the same weights and must give the same labels. Prints images per second, ratios and latencies; then, for
---soak seconds, how long answers take with twice the clients that the queue holds, where the excess gets 503, and what
-that does to memory. Writes benchmarks/results/serve.json (--out). --int8 gives all but timm the same int8 file of
-OpenVINO, calibrated with noise: for the speed alone; timm's labels are not compared then.
+All have the same weights and must give the same labels. Last comes the engine alone, on prepared images in batches as
+large as can be: no server of it can be faster. Prints images per second, ratios, latencies, and the processor time that
+a server took for an answer; then, for --soak seconds, how long answers take with twice the clients that the queue
+holds, where the excess gets 503, and what that does to memory. Writes benchmarks/results/serve.json (--out). --int8
+gives all but timm the same int8 file of OpenVINO, calibrated with noise: for the speed alone; timm's labels are not
+compared then.
 """
 
 import argparse
@@ -23,6 +25,7 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,7 @@ import numpy as np
 from PIL import Image
 
 from measure import write_json
+from vitral.config import pair
 
 HERE = Path(__file__).resolve()
 TOP_K = 5
@@ -58,14 +62,31 @@ def plain_handler(answer: Any) -> Any:
     return app
 
 
-def predict_with_vitral(source: str) -> Any:
+def predict_with_vitral(source: str, engine: str | None) -> Any:
     from vitral import Predictor
 
-    predictor = Predictor(source)
+    predictor = Predictor(source, engine=engine)  # pyright: ignore[reportArgumentType]
     return lambda image: predictor.predict(image, TOP_K)[0].content()["predictions"]
 
 
-def predict_with_timm(source: str) -> Any:
+def run_engine_alone(source: str, engine: str | None, batch: int, seconds: float) -> None:
+    """Print how many prepared images a second the engine looks at."""
+    import torch
+
+    from vitral import Predictor
+
+    predictor = Predictor(source, engine=engine, batch_size=batch)  # pyright: ignore[reportArgumentType]
+    x = torch.randn(batch, 3, *pair(predictor.preprocess.img_size))
+    for _ in range(3):
+        predictor.logits(x)
+    began, done = time.perf_counter(), 0
+    while (took := time.perf_counter() - began) < seconds:
+        predictor.logits(x)
+        done += batch
+    print(done / took)
+
+
+def predict_with_timm(source: str, engine: str | None) -> Any:
     """timm's model and transform, with the weights of the source."""
     import torch
 
@@ -92,28 +113,29 @@ def predict_with_timm(source: str) -> Any:
     return answer
 
 
-def run_rival(name: str, source: str, port: int) -> None:
+def run_rival(name: str, source: str, engine: str | None, port: int) -> None:
     """Serve until killed."""
     import uvicorn
 
     if name == "litserve":
         from litserve_rival import serve_litserve
 
-        serve_litserve(source, port, TOP_K)
+        serve_litserve(source, engine, port, TOP_K)
         return
-    answer = {"plain": predict_with_vitral, "timm": predict_with_timm}[name](source)
+    answer = {"plain": predict_with_vitral, "timm": predict_with_timm}[name](source, engine)
     uvicorn.run(plain_handler(answer), host="127.0.0.1", port=port, log_level="error")
 
 
 @contextmanager
-def started(name: str, source: str, *options: str):
+def started(name: str, source: str, engine: str | None):
     """A rival that answers, as its address and process."""
+    options = ["--engine", engine] if engine else []
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     if name == "vitral":
         command = [sys.executable, "-m", "vitral", "serve", source, "--port", str(port), *options]
     else:
-        command = [sys.executable, str(HERE), "--rival", name, "--source", source, "--port", str(port)]
+        command = [sys.executable, str(HERE), "--rival", name, "--source", source, "--port", str(port), *options]
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )  # fmt: skip
@@ -167,11 +189,26 @@ def pictures(count: int, size: tuple[int, int] = (400, 500)) -> list[bytes]:
     return made
 
 
-async def load(url: str, clients: int, seconds: float, data: list[bytes]) -> tuple[list[float], Counter[int]]:
-    """Seconds of each answer that came, and how often each status came."""
-    took: list[float] = []
-    statuses: Counter[int] = Counter()
-    end = time.perf_counter() + seconds
+@dataclass
+class Load:
+    """What came of asking for a while."""
+
+    took: list[float]
+    """Seconds that each answer took."""
+    came: list[float]
+    """When those came that came while all clients still asked, in seconds."""
+    statuses: Counter[int]
+
+    def per_second(self) -> float:
+        """The slope of a line through all arrivals: answers come in bursts, and the first and last are of chance."""
+        return float(np.polyfit(sorted(self.came), np.arange(len(self.came)), 1)[0]) if len(self.came) > 2 else 0.0
+
+
+async def load(url: str, clients: int, seconds: float, data: list[bytes]) -> Load:
+    """Ask for so long, each client again as soon as it has its answer."""
+    made = Load([], [], Counter())
+    start = time.perf_counter()
+    end = start + seconds
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
 
@@ -184,17 +221,19 @@ async def load(url: str, clients: int, seconds: float, data: list[bytes]) -> tup
                         "/v1/predict", files={"image": ("a.jpg", data[i % len(data)], "image/jpeg")}
                     )
                 except httpx.TransportError:
-                    statuses[CUT_OFF] += 1
+                    made.statuses[CUT_OFF] += 1
                     continue
-                statuses[response.status_code] += 1
+                made.statuses[response.status_code] += 1
                 if response.status_code == 200:
-                    took.append(time.perf_counter() - began)
+                    now = time.perf_counter()
+                    made.took.append(now - began)
+                    made.came += [now - start] if now < end else []
                 else:
                     await asyncio.sleep(float(response.headers.get("retry-after", 1)) / 10)
                 i += clients
 
         await asyncio.gather(*(one(i) for i in range(clients)))
-    return took, statuses
+    return made
 
 
 def quantile(values: list[float], share: float) -> float:
@@ -218,12 +257,29 @@ def overload(url: str, process: subprocess.Popen[bytes], clients: int, seconds: 
     """What twice as many as can wait get, and what it does to memory."""
     asyncio.run(load(url, clients, min(10, seconds), data))
     before = resident(process.pid)
-    took, statuses = asyncio.run(load(url, clients, seconds, data))
+    made = asyncio.run(load(url, clients, seconds, data))
     after = resident(process.pid)
     return {
-        "clients": clients, "seconds": seconds, "statuses": dict(statuses), "per_second": len(took) / seconds,
-        "p50": quantile(took, 0.5), "p99": quantile(took, 0.99), "rss_growth": after / before - 1,
+        "clients": clients, "seconds": seconds, "statuses": dict(made.statuses), "per_second": made.per_second(),
+        "p50": quantile(made.took, 0.5), "p99": quantile(made.took, 0.99), "rss_growth": after / before - 1,
     }  # fmt: skip
+
+
+def processor_seconds(session: int) -> float:
+    """Processor time that the processes of a session have taken so far."""
+    total = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+            total += int(fields[11]) + int(fields[12]) if int(fields[3]) == session else 0
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def measure_engine(source: str, engine: str | None, batch: int, seconds: float) -> float:
+    """Images a second of the engine alone, in a process of its own."""
+    command = [sys.executable, str(HERE), "--rival", "engine", "--source", source, "--batch", str(batch)]
+    command += ["--seconds", str(seconds), *(["--engine", engine] if engine else [])]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
 def resident(pid: int) -> int:
@@ -241,13 +297,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--soak", type=float, default=30, help="seconds at twice what can wait")
     parser.add_argument("--int8", action="store_true", help="serve an int8 file of the model")
+    parser.add_argument("--engine", help="what computes, in all but timm; by default what vitral chooses itself")
     parser.add_argument("--out", help="name of the result; serve or serve-int8 if none is given")
     parser.add_argument("--rival", help=argparse.SUPPRESS)
     parser.add_argument("--source", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--batch", type=int, help=argparse.SUPPRESS)
     o = parser.parse_args()
+    if o.rival == "engine":
+        run_engine_alone(o.source, o.engine, o.batch, o.seconds)
+        return
     if o.rival:
-        run_rival(o.rival, o.source, o.port)
+        run_rival(o.rival, o.source, o.engine, o.port)
         return
 
     from vitral import create_model, save_model
@@ -264,23 +325,31 @@ def main() -> None:
             sources |= {name: str(Path(folder) / "int8.xml") for name in o.rivals if name != "timm"}
         speeds: dict[tuple[str, int], list[float]] = {}
         latencies: dict[tuple[str, int], list[float]] = {}
+        processor: dict[tuple[str, int], list[float]] = {}
         checked = False
         for turn in range(o.rounds):
             for name in o.rivals[turn % len(o.rivals) :] + o.rivals[: turn % len(o.rivals)]:
-                with started(name, sources[name]) as (url, _):
+                with started(name, sources[name], o.engine) as (url, process):
                     if not checked and name != "vitral" and sources[name] == sources["vitral"]:
-                        with started("vitral", sources["vitral"]) as (ours, _):
+                        with started("vitral", sources["vitral"], o.engine) as (ours, _):
                             check_same({"vitral": ours, name: url}, data[0])
                     asyncio.run(load(url, max(o.clients), min(3.0, o.seconds), data))  # warm
                     for clients in o.clients:
-                        took, statuses = asyncio.run(load(url, clients, o.seconds, data))
-                        assert set(statuses) == {200}, statuses
-                        speeds.setdefault((name, clients), []).append(len(took) / o.seconds)
-                        latencies.setdefault((name, clients), []).extend(took)
+                        before = processor_seconds(process.pid)
+                        made = asyncio.run(load(url, clients, o.seconds, data))
+                        assert set(made.statuses) == {200}, made.statuses
+                        spent = processor_seconds(process.pid) - before
+                        processor.setdefault((name, clients), []).append(spent / len(made.took))
+                        speeds.setdefault((name, clients), []).append(made.per_second())
+                        latencies.setdefault((name, clients), []).extend(made.took)
+            for clients in o.clients:
+                batch = min(clients, Serving().max_batch)
+                speed = measure_engine(sources["vitral"], o.engine, batch, o.seconds)
+                speeds.setdefault(("engine", clients), []).append(speed)
             checked = True
-        rows = table(o, speeds, latencies)
+        rows = table(o, speeds, latencies, processor)
         queue = Serving().max_queue
-        with started("vitral", sources["vitral"]) as (url, process):
+        with started("vitral", sources["vitral"], o.engine) as (url, process):
             over = overload(url, process, 2 * queue, o.soak, data)
     print(
         f"{over['clients']} clients on a queue of {queue} for {o.soak:g} s: {over['per_second']:.1f} a second, p99 "
@@ -291,26 +360,28 @@ def main() -> None:
     )
 
 
-def table(
-    o: argparse.Namespace, speeds: dict[tuple[str, int], list[float]], latencies: dict[tuple[str, int], list[float]]
-) -> list[dict[str, Any]]:
+Measured = dict[tuple[str, int], list[float]]
+"""Of a rival, with so many clients."""
+
+
+def table(o: argparse.Namespace, speeds: Measured, latencies: Measured, processor: Measured) -> list[dict[str, Any]]:
     """Print what was measured of each rival, and return it."""
     rows: list[dict[str, Any]] = []
     print(f"{o.model}: images per second, median of {o.rounds} rounds of {o.seconds:g} s")
-    print(" clients      rival   per second   vitral is    p50 ms    p99 ms")
+    print(" clients      rival   per second   vitral is    p50 ms    p99 ms   cpu ms")
     for clients in o.clients:
-        for name in o.rivals:
+        for name in [*o.rivals, "engine"]:
             mine = statistics.median(speeds[name, clients])
             ratios = [a / b for a, b in zip(speeds["vitral", clients], speeds[name, clients], strict=True)]
-            took = latencies[name, clients]
-            rows.append(
-                {"clients": clients, "rival": name, "per_second": mine, "ratio": statistics.median(ratios)}
-                | {"rounds": speeds[name, clients], "p50": quantile(took, 0.5), "p99": quantile(took, 0.99)}
-            )
-            r = rows[-1]
-            print(
-                f"{clients:8} {name:>10} {mine:12.1f} {r['ratio']:10.2f}x {1000 * r['p50']:9.1f} {1000 * r['p99']:9.1f}"
-            )
+            row = {"clients": clients, "rival": name, "per_second": mine, "ratio": statistics.median(ratios)}
+            row["rounds"] = speeds[name, clients]
+            times: dict[str, float] = {}
+            if took := latencies.get((name, clients)):
+                spent = statistics.median(processor[name, clients])
+                times = {"p50": quantile(took, 0.5), "p99": quantile(took, 0.99), "processor_seconds": spent}
+            rows.append(row | times)
+            columns = "".join(f"{1000 * seconds:9.1f} " for seconds in times.values())
+            print(f"{clients:8} {name:>10} {mine:12.1f} {row['ratio']:10.2f}x {columns}")
     return rows
 
 
