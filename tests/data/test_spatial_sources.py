@@ -388,10 +388,12 @@ class TestCoco:
     @pytest.mark.parametrize(
         ("turn", "upright"), [*((turn, True) for turn in range(1, 9)), *((turn, False) for turn in (5, 6, 7, 8))]
     )
-    def test_boxes_and_masks_turn_with_the_image(self, tmp_path, turn, upright):
+    @pytest.mark.parametrize("kind", ["png", "tiff"])
+    def test_boxes_and_masks_turn_with_the_image(self, tmp_path, turn, upright, kind):
         """Annotated upright or as the file lies, a box and an outline stay on what they lay on.
 
-        Files of orientation 2 to 4 have one size either way, so these are taken as annotated upright.
+        Files of orientation 2 to 4 have one size either way, so these are taken as annotated upright. A TIFF is turned
+        by Pillow itself.
         """
         file = torch.zeros(HIGH, WIDE, dtype=torch.bool)
         file[3:14, 5:22] = file[14:20, 5:11] = True  # an L: no turn leaves it as it was
@@ -402,7 +404,7 @@ class TestCoco:
         image = Image.fromarray((file.numpy() * 255).astype(np.uint8))
         exif = Image.Exif()
         exif[0x0112] = turn
-        image.save(tmp_path / "a.png", exif=exif)
+        image.save(tmp_path / f"a.{kind}", exif=exif)
 
         def box(x):
             (y0, x0), (y1, x1) = x.nonzero().amin(0).tolist(), (x.nonzero().amax(0) + 1).tolist()
@@ -414,7 +416,7 @@ class TestCoco:
             note(1, box(seen), 7, segmentation=mask_to_rle(seen) if upright else [corners.flatten().tolist()]),
             note(1, box(seen_run), 8, segmentation=mask_to_rle(seen_run, compressed=True)),
         ]
-        data = open_data(coco(tmp_path / "a.json", [entry(1, "a.png", (wide, high))], notes))
+        data = open_data(coco(tmp_path / "a.json", [entry(1, f"a.{kind}", (wide, high))], notes))
         pixels = data.inputs.read(0, "grey")[0] > 0
         assert torch.equal(pixels, shown)
         assert torch.equal(data.masks.images.read(0, "grey")[0], shown.byte() + 2 * shown_run.byte())

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import current_thread
 from typing import get_args
 
 import pytest
@@ -13,6 +14,7 @@ import vitral
 from helpers import redraw
 from tiny import SWIN, VIT, tiny_predictor
 from vitral.config import ResNetConfig, SegmenterConfig
+from vitral.data import images
 from vitral.inference.predictor import Predictor
 from vitral.models.segmenter import Segmenter
 from vitral.models.vit import VisionTransformer
@@ -86,6 +88,17 @@ def test_every_method_that_is_listed_works_and_every_other_is_refused(kind, tmp_
             last = c.post("/v1/explain", **as_json(data, layer=blocks - 1, **ask))
             assert last.json()["layer"] == blocks - 1
             error(c.post("/v1/explain", **as_json(data, layer=blocks, **ask)), 422, "bad_input")
+
+
+def test_an_image_is_read_once_and_not_in_the_thread_of_the_model(monkeypatch):
+    read = []
+    decode = images._decode
+    monkeypatch.setattr(images, "_decode", lambda *given: read.append(current_thread().name) or decode(*given))
+    with client({"m": Predictor(redraw(VisionTransformer(VIT)))}) as c:
+        for method in ALL:
+            assert c.post("/v1/explain", **as_json(picture(), method=method)).status_code == 200
+    assert len(read) == len(ALL)
+    assert all(name.startswith("reader") for name in read), read
 
 
 def test_many_questions_of_all_kinds_at_once_get_what_each_gets_alone():

@@ -6,11 +6,12 @@ What a file may cost beside its pixels is in `bounds`.
 """
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -21,10 +22,14 @@ from vitral.data.bounds import Sparing, check_bytes, check_opened
 from vitral.errors import ImageError
 
 ImageMode = Literal["rgb", "grey"]
+R = TypeVar("R")
 
 SUFFIXES = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm")
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-_ORIENTATION = 0x0112
+ORIENTATION = 0x0112
+"""The tag of EXIF that says how a picture is to be turned."""
+_LYING = (5, 6, 7, 8)
+"""Its values for a file that lies on its side."""
 _BAND = 2**18
 """Pixels that are converted at a time."""
 
@@ -91,6 +96,23 @@ def read_image(
     limits: ImageLimits = LIMITS,
 ) -> Tensor:
     """Read a file or bytes as uint8 (C, H, W); a large JPEG may come out smaller, but not below `at_least`."""
+    return _read(source, limits, lambda image, data: _decode(image, data, mode, at_least))
+
+
+def read_size(source: str | Path | bytes, limits: ImageLimits = LIMITS) -> tuple[int, int]:
+    """Height and width that a file or bytes would be read with, by the header alone."""
+    return _read(source, limits, lambda image, data: upright_size(image))
+
+
+def upright_size(image: Image.Image) -> tuple[int, int]:
+    """Height and width of an opened image as it is looked at: turned if its EXIF says so."""
+    width, height = image.size
+    lies = image.getexif().get(ORIENTATION) in _LYING and image.format != "TIFF"  # which Pillow turns itself
+    return (width, height) if lies else (height, width)
+
+
+def _read(source: str | Path | bytes, limits: ImageLimits, take: Callable[[Image.Image, bytes], R]) -> R:
+    """What `take` makes of an image of which the header has been read, and of all of its bytes."""
     name = "image" if isinstance(source, bytes) else str(source)
     data = source if isinstance(source, bytes) else _read_bytes(Path(source), limits)
     if not data:
@@ -100,7 +122,8 @@ def read_image(
             f"{name} has {len(data):,} bytes, more than the limit of {limits.max_bytes:,}; make it smaller."
         )
     try:
-        return _decode(data, mode, at_least, limits, name)
+        with _QUIET:  # Pillow warns about broken metadata; pixels are all that counts here
+            return take(_open(data, limits, name), data)
     except ImageError:
         raise
     except Image.DecompressionBombError:
@@ -125,29 +148,34 @@ def _read_bytes(path: Path, limits: ImageLimits) -> bytes:
         raise ImageError(f"{path} cannot be read ({error.strerror}).") from error
 
 
-def _decode(data: bytes, mode: ImageMode, at_least: AtLeast | None, limits: ImageLimits, name: str) -> Tensor:
-    with _QUIET:  # Pillow warns about broken metadata; pixels are all that counts here
-        check_bytes(data, limits.max_pixels, name)
-        image = Image.open(Sparing(data, name), formats=_FORMATS)  # reads the header only
-        width, height = image.size
-        if width * height > limits.max_pixels:
-            raise ImageError(
-                f"{name} has {width} x {height} pixels, more than the limit of {limits.max_pixels:,}; make it smaller."
-            )
-        check_opened(image, data, name)
-        turn = image.getexif().get(_ORIENTATION, 1)
-        if at_least is not None and turn in (5, 6, 7, 8):  # the file lies on its side
-            at_least = AtLeast(at_least.width, at_least.height, at_least.even)
-        if at_least is not None and at_least.even:
-            at_least = _evenly(at_least, height, width)
-        jpeg = _import_simplejpeg()
-        if jpeg is not None and image.format == "JPEG" and image.mode in ("RGB", "L"):
-            return _rotate(_decode_jpeg(jpeg, data, mode, at_least), turn)
-        if at_least is not None and image.format == "JPEG":
-            image.draft(None, (at_least.width, at_least.height))
-        image.load()
-        turn = image.getexif().get(_ORIENTATION, 1)  # none any more where Pillow has undone it, as in a TIFF
-        return _rotate(_to_tensor(image, mode), turn)
+def _open(data: bytes, limits: ImageLimits, name: str) -> Image.Image:
+    """An image of which only the header is read, unless it would cost too much to read more."""
+    check_bytes(data, limits.max_pixels, name)
+    image = Image.open(Sparing(data, name), formats=_FORMATS)
+    width, height = image.size
+    if width * height > limits.max_pixels:
+        raise ImageError(
+            f"{name} has {width} x {height} pixels, more than the limit of {limits.max_pixels:,}; make it smaller."
+        )
+    check_opened(image, data, name)
+    return image
+
+
+def _decode(image: Image.Image, data: bytes, mode: ImageMode, at_least: AtLeast | None) -> Tensor:
+    width, height = image.size
+    turn = image.getexif().get(ORIENTATION, 1)
+    if at_least is not None and turn in _LYING:
+        at_least = AtLeast(at_least.width, at_least.height, at_least.even)
+    if at_least is not None and at_least.even:
+        at_least = _evenly(at_least, height, width)
+    jpeg = _import_simplejpeg() if image.format == "JPEG" and image.mode in ("RGB", "L") else None
+    if jpeg is not None:
+        return _rotate(_decode_jpeg(jpeg, data, mode, at_least), turn)
+    if at_least is not None and image.format == "JPEG":
+        image.draft(None, (at_least.width, at_least.height))
+    image.load()
+    turn = image.getexif().get(ORIENTATION, 1)  # none any more where Pillow has undone it, as in a TIFF
+    return _rotate(_to_tensor(image, mode), turn)
 
 
 def _evenly(at_least: AtLeast, height: int, width: int) -> AtLeast | None:

@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitral.config import Preprocess, pair
-from vitral.data.images import read_image
+from vitral.data.images import ImageLimits, read_size
 from vitral.data.inputs import ImageLike
 from vitral.data.targets import View
 from vitral.data.transforms import eval_view
@@ -54,14 +54,13 @@ def _percent(p: float) -> str:
     return f"{100 * p:.1f} %"
 
 
-def size_of(image: ImageLike) -> tuple[int, int]:
-    """Height and width of the original; a file is read whole, for the predictor may have read it smaller."""
+def size_of(image: ImageLike, limits: ImageLimits) -> tuple[int, int]:
+    """Height and width of the original; the predictor may have read it smaller."""
     if isinstance(image, Image.Image):
         return image.height, image.width
     if isinstance(image, np.ndarray):
         return image.shape[0], image.shape[1]
-    x = image if isinstance(image, Tensor) else read_image(image)
-    return x.shape[1], x.shape[2]
+    return (image.shape[1], image.shape[2]) if isinstance(image, Tensor) else read_size(image, limits)
 
 
 def part_shown(size: tuple[int, int], p: Preprocess) -> str:

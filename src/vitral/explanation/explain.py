@@ -114,6 +114,26 @@ class Explanation:
 
 
 @dataclass(frozen=True)
+class Shown:
+    """An image as a model is shown it: read once, however often it is asked about."""
+
+    pixels: Tensor
+    """uint8 (C, H, W)."""
+    part: str
+    """Which part of the original it is."""
+    name: str = ""
+
+    @classmethod
+    def to(cls, predictor: Predictor, image: ImageLike) -> "Shown":
+        """Read an image for a model."""
+        if not isinstance(image, ImageLike):
+            what = "None" if image is None else f"a {type(image).__name__}"
+            raise InputError(f"explain takes one image (a path, bytes, a picture or an array), got {what}.")
+        part = part_shown(size_of(image, predictor.images.limits), predictor.preprocess)
+        return cls(predictor.prepare(image), part, str(image) if isinstance(image, str | Path) else "")
+
+
+@dataclass(frozen=True)
 class Question:
     """What is asked of a model: the prepared image (1, C, H, W) and the options."""
 
@@ -364,7 +384,7 @@ def check_takes(method: str, options: Mapping[str, Any], words: Mapping[str, str
 
 def explain(
     source: str | Path | Backbone | Predictor,
-    image: ImageLike,
+    image: ImageLike | Shown,
     method: str = "attention",
     *,
     layer: int | None = None,
@@ -389,9 +409,6 @@ def explain(
     given: dict[str, Any] = {"layer": layer, "head": head, "target": target, "patch": patch, "score": score}
     given |= {"interactive": interactive, "merge": merge}
     check_takes(method, given, {"score": "score=True", "interactive": "interactive=True"})
-    if not isinstance(image, ImageLike):
-        what = "None" if image is None else f"a {type(image).__name__}"
-        raise InputError(f"explain takes one image (a path, bytes, a picture or an array), got {what}.")
     predictor = source if isinstance(source, Predictor) else Predictor(source)
     check_can(method, predictor, target)
     _check_with(method, predictor.backbone, interactive, score)
@@ -406,26 +423,25 @@ def explain(
     chosen = _target(predictor, target) if by_class else None
     if score and (callable(chosen) or not predictor.labels or not isinstance(predictor.task, Classify)):
         raise InputError("a score needs a class to ask for: a model that classifies, and no function as the target.")
-    pixels = predictor.prepare(image)
-    size = (pixels.shape[1], pixels.shape[2])
-    part = part_shown(size_of(image), predictor.preprocess)
+    shown = image if isinstance(image, Shown) else Shown.to(predictor, image)
+    size = (shown.pixels.shape[1], shown.pixels.shape[2])
     if patch is not None:
-        patch = _pixel(patch, size, part)
-    x = normalize(pixels[None], predictor.preprocess).to(predictor.device)
+        patch = _pixel(patch, size, shown.part)
+    x = normalize(shown.pixels[None], predictor.preprocess).to(predictor.device)
     with torch.inference_mode(False):
         question = Question(model, x, layer, head, _asked_of(predictor, chosen), patch, track, predictor, depth)
         maps, titles = METHODS[method](question)
         scores = _scores(question, titles[0], method, maps) if score else {}
         rows = all_rows(question.model, x, head) if interactive else None
     return Explanation(
-        method, maps.detach().cpu(), titles, pixels, _cell(model, size, maps), part,
+        method, maps.detach().cpu(), titles, shown.pixels, _cell(model, size, maps), shown.part,
         where=_where(question, method),
         layer=question.block if "layer" in TAKES[method] and not question.pooled and method != "merging" else layer,
         head=None if head is None else head % heads,
         asked=patch,
         **said(predictor, x, chosen, by_class) if method not in ("positions", "tokens") else {},
         colours=method == "tokens", rows=rows, scores=scores,
-        name=str(image) if isinstance(image, str | Path) else "",
+        name=shown.name,
         source=str(source) if isinstance(source, str | Path) else "",
     )  # fmt: skip
 

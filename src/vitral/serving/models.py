@@ -13,7 +13,7 @@ from vitral.config import Serving, pair
 from vitral.data.images import ImageLimits
 from vitral.data.inputs import ImageInputs
 from vitral.errors import InputError, UnreachableError, VitralError, unknown_name
-from vitral.explanation.explain import Explanation, explain, methods_of
+from vitral.explanation.explain import Explanation, Shown, explain, methods_of
 from vitral.explanation.page import are_vast
 from vitral.inference.predictor import Predictor, Ready
 from vitral.models.backbone import Backbone
@@ -68,20 +68,19 @@ class Explain:
     patch: tuple[int, int] | None
     rows: bool
 
-    def prepare(self, predictor: Predictor, item: bytes | str) -> bytes:
-        """What can be done outside of the model's thread: an image that cannot be read never gets there."""
+    def prepare(self, predictor: Predictor, item: bytes | str) -> Shown:
+        """What can be done outside of the model's thread."""
         if isinstance(item, str):
             raise InputError("only images are explained here; for texts use vitral explain.")
         if self.method in LEFT_OUT:
             raise InputError(f"{self.method} is not for a server; use vitral explain.")
-        predictor.ready(item, predictor.inputs.what)
-        return item
+        return Shown.to(predictor, item)
 
-    def run(self, predictor: Predictor, items: list[bytes]) -> list[Explanation | VitralError]:
+    def run(self, predictor: Predictor, items: list[Shown]) -> list[Explanation | VitralError]:
         """An explanation for each, one after the other."""
         return [self._explain(predictor, item) for item in items]
 
-    def _explain(self, predictor: Predictor, item: bytes) -> Explanation | VitralError:
+    def _explain(self, predictor: Predictor, item: Shown) -> Explanation | VitralError:
         rows = self.rows and self.method == "attention" and _are_few(predictor.backbone)
         asked = {"layer": self.layer, "head": self.head, "target": self.target, "patch": self.patch}
         try:

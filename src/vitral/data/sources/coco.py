@@ -16,7 +16,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from vitral.data.images import LIMITS, AtLeast, ImageMode
+from vitral.data.images import LIMITS, ORIENTATION, AtLeast, ImageMode, upright_size
 from vitral.data.sources.base import Data, ImageFiles, Problem, problem, problem_notes
 from vitral.data.sources.folder import PARTS
 from vitral.data.targets import IGNORE, Boxes, Masks, usable_box
@@ -236,7 +236,7 @@ def _size(image: dict[str, Any], path: Path, problems: list[Problem]) -> tuple[t
 
     A written size that is the upright one swapped tells that the annotator's tool paid no heed to the EXIF.
     """
-    (width, height), turn = _upright_size_and_turn(path)
+    (width, height), turn = _size_and_turn(path)
     written = (image.get("height", 0), image.get("width", 0))
     if not all(isinstance(v, int) and v > 0 for v in written) or math.prod(written) > LIMITS.max_pixels:
         return (height, width), 1
@@ -248,16 +248,15 @@ def _size(image: dict[str, Any], path: Path, problems: list[Problem]) -> tuple[t
     return written, 1
 
 
-def upright_size(path: Path) -> tuple[int, int]:
+def size_of_file(path: Path) -> tuple[int, int]:
     """(width, height) of an image file by its header, as it is looked at: turned if its EXIF says so."""
-    return _upright_size_and_turn(path)[0]
+    return _size_and_turn(path)[0]
 
 
-def _upright_size_and_turn(path: Path) -> tuple[tuple[int, int], int]:
+def _size_and_turn(path: Path) -> tuple[tuple[int, int], int]:
     with Image.open(path) as image:
-        width, height = image.size
-        turn = image.getexif().get(0x0112, 1)
-    return ((height, width) if turn in LYING else (width, height)), turn
+        height, width = upright_size(image)
+        return (width, height), image.getexif().get(ORIENTATION, 1)
 
 
 def _turned_boxes(rows: Tensor, turn: int) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitral.data.images import SUFFIXES, AtLeast, ImageMode
 from vitral.data.sources.base import Data, ImageFiles, Problem, problem, problem_notes, read_text
-from vitral.data.sources.coco import upright_size
+from vitral.data.sources.coco import size_of_file
 from vitral.data.sources.folder import PARTS, list_images
 from vitral.data.targets import IGNORE, Masks
 from vitral.errors import DataError, ImageError
@@ -192,7 +192,7 @@ def _pairs(images: Path, masks: Path, problems: list[Problem]) -> list[tuple[Pat
             problems.append(problem("mask_unreadable", mask, look))
             continue
         try:
-            width, height = upright_size(image)
+            width, height = size_of_file(image)
         except OSError:  # what cannot be read is the loader's to say, or to leave out
             width, height = look.size[::-1]
         if look.size != (height, width):
