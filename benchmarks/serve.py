@@ -40,6 +40,8 @@ HERE = Path(__file__).resolve()
 TOP_K = 5
 CUT_OFF = 0
 """Stands for the status of a request that no answer came to."""
+PATIENCE = 120.0
+"""Seconds that a client waits for an answer."""
 
 
 # ---- the rivals, each in a process of its own ----
@@ -204,35 +206,70 @@ class Load:
         return float(np.polyfit(sorted(self.came), np.arange(len(self.came)), 1)[0]) if len(self.came) > 2 else 0.0
 
 
+def as_upload(url: str, image: bytes) -> bytes:
+    """A whole request, made beforehand: what the client itself takes is taken from every server beside it."""
+    made = httpx.Request("POST", f"{url}/v1/predict", files={"image": ("a.jpg", image, "image/jpeg")})
+    body = made.read()
+    lines = ["POST /v1/predict HTTP/1.1", *(f"{name}: {value}" for name, value in made.headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+class Connection:
+    """One client's; opened when it is needed, and kept."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.address = host, port
+        self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self, request: bytes) -> tuple[int, httpx.Headers]:
+        """Status and headers of the answer, which is read whole."""
+        if self.streams is None:
+            self.streams = await asyncio.open_connection(*self.address)
+        reader, writer = self.streams
+        writer.write(request)
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        headers = httpx.Headers(dict(line.split(": ", 1) for line in head[1:] if line))
+        await reader.readexactly(int(headers["content-length"]))
+        if headers.get("connection") == "close":
+            self.close()
+        return int(head[0].split()[1]), headers
+
+    def close(self) -> None:
+        """Hang up."""
+        if self.streams is not None:
+            self.streams[1].close()
+        self.streams = None
+
+
 async def load(url: str, clients: int, seconds: float, data: list[bytes]) -> Load:
     """Ask for so long, each client again as soon as it has its answer."""
-    made = Load([], [], Counter())
+    made, address = Load([], [], Counter()), httpx.URL(url)
+    requests = [as_upload(url, image) for image in data]
     start = time.perf_counter()
     end = start + seconds
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
 
-        async def one(number: int) -> None:
-            i = number
-            while time.perf_counter() < end:
-                began = time.perf_counter()
-                try:
-                    response = await client.post(
-                        "/v1/predict", files={"image": ("a.jpg", data[i % len(data)], "image/jpeg")}
-                    )
-                except httpx.TransportError:
-                    made.statuses[CUT_OFF] += 1
-                    continue
-                made.statuses[response.status_code] += 1
-                if response.status_code == 200:
-                    now = time.perf_counter()
-                    made.took.append(now - began)
-                    made.came += [now - start] if now < end else []
-                else:
-                    await asyncio.sleep(float(response.headers.get("retry-after", 1)) / 10)
-                i += clients
+    async def one(number: int) -> None:
+        i, connection = number, Connection(address.host, address.port or 80)
+        while time.perf_counter() < end:
+            began = time.perf_counter()
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    status, headers = await connection.ask(requests[i % len(requests)])
+            except (OSError, EOFError, TimeoutError):
+                connection.close()
+                made.statuses[CUT_OFF] += 1
+                continue
+            made.statuses[status] += 1
+            if status == 200:
+                now = time.perf_counter()
+                made.took.append(now - began)
+                made.came += [now - start] if now < end else []
+            else:
+                await asyncio.sleep(float(headers.get("retry-after", 1)) / 10)
+            i += clients
+        connection.close()
 
-        await asyncio.gather(*(one(i) for i in range(clients)))
+    await asyncio.gather(*(one(i) for i in range(clients)))
     return made
 
 
@@ -254,14 +291,27 @@ def check_same(urls: dict[str, str], data: bytes) -> None:
 
 
 def overload(url: str, process: subprocess.Popen[bytes], clients: int, seconds: float, data: list[bytes]) -> dict:
-    """What twice as many as can wait get, and what it does to memory."""
+    """What twice as many as can wait get, and what it does to memory, at both ends and at the most in each minute."""
+    minutes: list[int] = []
+
+    async def watched() -> Load:
+        working = asyncio.ensure_future(load(url, clients, seconds, data))
+        began = time.perf_counter()
+        while not working.done():
+            minute = int((time.perf_counter() - began) / 60)
+            minutes.extend([0] * (minute + 1 - len(minutes)))
+            minutes[minute] = max(minutes[minute], resident(process.pid))
+            await asyncio.wait([working], timeout=1)
+        return working.result()
+
     asyncio.run(load(url, clients, min(10, seconds), data))
     before = resident(process.pid)
-    made = asyncio.run(load(url, clients, seconds, data))
+    made = asyncio.run(watched())
     after = resident(process.pid)
     return {
         "clients": clients, "seconds": seconds, "statuses": dict(made.statuses), "per_second": made.per_second(),
         "p50": quantile(made.took, 0.5), "p99": quantile(made.took, 0.99), "rss_growth": after / before - 1,
+        "rss_by_minute": minutes,
     }  # fmt: skip
 
 
@@ -353,7 +403,8 @@ def main() -> None:
             over = overload(url, process, 2 * queue, o.soak, data)
     print(
         f"{over['clients']} clients on a queue of {queue} for {o.soak:g} s: {over['per_second']:.1f} a second, p99 "
-        f"{1000 * over['p99']:.0f} ms, statuses {over['statuses']}, memory {over['rss_growth']:+.1%}"
+        f"{1000 * over['p99']:.0f} ms, statuses {over['statuses']}, memory {over['rss_growth']:+.1%}, at the most in "
+        f"each minute {', '.join(f'{most / 2**20:.0f}' for most in over['rss_by_minute'])} MiB"
     )
     print(
         write_json(o.out or ("serve-int8" if o.int8 else "serve"), {"model": o.model, "rows": rows, "overload": over})
