@@ -53,7 +53,7 @@ function clear() {
   asking?.abort();
   stop();
   Object.assign(state, { answer: null, looks: {}, view: "picture" });
-  for (const id of ["error", "lookCard", "similarCard", "share", "views"]) $(id).hidden = true;
+  for (const id of ["error", "lookCard", "controls", "similarCard", "share", "views"]) $(id).hidden = true;
   $("timing").textContent = "";
   $("answer").ariaBusy = false;
 }
@@ -184,7 +184,7 @@ function turn(view) {
   state.view = view;
   for (const radio of $("views").querySelectorAll("input")) radio.checked = radio.value === view;
   const l = look();
-  $("lookCard").hidden = !l;
+  $("lookCard").hidden = $("controls").hidden = !l;
   if (l) {
     l.settle();
     const { labels } = model(), several = !l.live && view !== "tokens" && l.titles.length > 1;
