@@ -258,6 +258,7 @@ async def load(url: str, clients: int, seconds: float, data: list[bytes]) -> Loa
             except (OSError, EOFError, TimeoutError):
                 connection.close()
                 made.statuses[CUT_OFF] += 1
+                await asyncio.sleep(0.1)
                 continue
             made.statuses[status] += 1
             if status == 200:

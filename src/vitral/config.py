@@ -974,7 +974,7 @@ class Serving(Options):
     max_queue: int = 64
     """Requests that a model has taken and not answered; beyond, 503 at once."""
     deadline: float = 30.0
-    """Seconds from a request to its answer; later, 504."""
+    """Seconds from the end of an upload to its answer; later, 504."""
     max_body_mb: float = 16.0
     """Largest request, in MiB."""
     max_pixels: int = 50_000_000

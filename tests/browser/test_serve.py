@@ -52,6 +52,12 @@ HAND_OVER = """([kind, bytes]) => {
 PRESS = """keys => {
   for (const key of keys) document.getElementById("stage").dispatchEvent(new KeyboardEvent("keydown", { key }));
 }"""
+HOLD_FIRST_BITMAP = """() => {
+  const real = createImageBitmap, first = new Promise(go => { window.letGo = go; });
+  let asked = 0;
+  const late = item => first.then(() => real(item)).finally(() => { window.there = true; });
+  window.createImageBitmap = item => asked++ ? real(item) : late(item);
+}"""
 COUNT_LAYERS = """() => {
   window.layers = 0;
   window.OffscreenCanvas = class extends OffscreenCanvas { constructor(...size) { super(...size); window.layers++; } };
@@ -290,6 +296,16 @@ def answer_with(page, **content):
     known = page.request.get(f"{page.url}v1/models").json()["models"]
     colours = page.request.get(f"{page.url}page/colours.json").json()["classes"]
     return next(m["labels"] for m in known if m["name"] == content["task"]), colours
+
+
+def test_a_picture_that_is_opened_late_does_not_take_the_place_of_the_next(page):
+    page.evaluate(HOLD_FIRST_BITMAP)
+    page.set_input_files("#file", {"name": "a.png", "mimeType": "image/png", "buffer": grey(40, 40, shade=200)})
+    upload(page, grey(40, 40, shade=50))
+    page.evaluate("letGo()")
+    page.wait_for_function("window.there")
+    page.check("#views input[value=picture]")
+    assert page.evaluate(PIXELS, [(0.5, 0.5)]) == [[50] * 3]
 
 
 def test_boxes_are_where_the_answer_has_them(page):

@@ -159,13 +159,16 @@ class TestPng:
             read_image(self.with_chunks(self.chunk(kind, b"") * 2**16))
         assert decoded == []
 
-    def test_exif_of_many_values(self, decoded):
+    @pytest.mark.parametrize("after", [False, True])
+    def test_exif_of_many_values(self, decoded, after, monkeypatch):
+        """What stands behind the pixels is seen only once they are decoded, and not read either."""
+        monkeypatch.setattr(Image.Exif, "load", lambda *given: pytest.fail("the tags are read"))
         exif = rationals(40_000)
         hexadecimal = b"Raw profile type exif\0\nexif\n8\n" + exif.hex().encode()
         for chunk in (self.chunk(b"eXIf", exif), self.chunk(b"tEXt", hexadecimal)):
             with pytest.raises(ImageError, match=r"image has [\d,]+ bytes of EXIF, more than the limit of 262,144"):
-                read_image(self.with_chunks(chunk))
-        assert decoded == []
+                read_image(self.with_chunks(chunk, after))
+        assert decoded == (["zip", "zip"] if after else [])
 
 
 PLAIN = {256: (4, [44]), 257: (4, [30]), 258: (3, [8]), 259: (3, [1]), 262: (3, [1]), 277: (3, [1])}
@@ -211,6 +214,18 @@ class TestTiff:
         exif = struct.pack("<HHHLLHHLLL", 2, 0x829A, 5, 2**15, place + 30, 0xA005, 4, 1, place, 0)
         with pytest.raises(ImageError, match="whose tags have more than 524,288 values"):
             read_image(data + exif + bytes(8 * 2**15))
+        assert decoded == []
+
+    def test_tags_that_hold_the_same_bytes(self, decoded):
+        """Each of them would be copied: a file of megabytes that becomes thousands of times as many."""
+        data = self.tiff(PLAIN | self.strips() | {60_000 + i: (4, [None]) for i in range(99)})
+        shared = struct.pack("<HHLL", 60_000, 7, len(data), 0)
+        for i in range(99):
+            entry = struct.pack("<HHL", 60_000 + i, 4, 1)
+            at = data.index(entry)
+            data = data[:at] + struct.pack("<H", 60_000 + i) + shared[2:] + data[at + 12 :]
+        with pytest.raises(ImageError, match="image is a TIFF whose tags hold the same bytes again and again; save it"):
+            read_image(data)
         assert decoded == []
 
     def test_more_tags_than_any_file_has(self, decoded):

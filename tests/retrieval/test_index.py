@@ -285,6 +285,12 @@ def test_a_graph_grows_until_something_is_taken_away(predictor, photos, tmp_path
         draw(photos / f"new-{number}.png", 103 + number)
         build(save_seconds=0)
     assert len(built) == 1
+    (graph,) = out.glob("*.faiss")
+    graph.write_bytes(graph.read_bytes()[:1000])  # damaged: the vectors are all there
+    draw(photos / "new-3.png", 107)
+    build()
+    assert len(built) == 2
+    built.pop()
     (photos / "01.png").unlink()
     build()
     assert len(built) == 2
@@ -539,8 +545,12 @@ def test_a_server_has_the_model_of_an_index_once(predictor, weights, photos, tmp
     index = opened(tmp_path / "i", "--engine", "eager", "--max-batch", "5", served=[other])
     assert (index.predictor.engine, index.predictor.batch_size) == ("eager", 5)
     assert index.search(photos / "01.png", 1)[0][0].item == "01.png"
-    with pytest.raises(ConfigError, match="got device 'meta'"):
-        opened(tmp_path / "i", "--device", "meta", "--engine", "packed")
+    quick = Predictor(weights, engine="onnxruntime")  # whose answers are quick, and whose vectors are not
+    index = opened(tmp_path / "i", "--engine", "onnxruntime", served=[quick])
+    assert index.predictor is not quick
+    assert index.predictor.engine == "packed"
+    with pytest.raises(NotImplementedError, match="meta tensor"):
+        opened(tmp_path / "i", "--device", "meta")
 
 
 def test_a_model_and_its_index_are_asked_at_once(predictor, photos, tmp_path):

@@ -1,7 +1,11 @@
 """Every address: what it answers, that library, command line and server say the same, and what it refuses."""
 
+import asyncio
+import gc
 import json
 import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import get_args
 
@@ -11,6 +15,7 @@ from small_server import KEY, as_form, as_json, client, differences, picture
 
 import vitral
 from vitral.cli.main import main
+from vitral.config import Serving
 from vitral.errors import CheckpointError, UnreachableError, VitralError
 from vitral.explanation import page
 from vitral.inference.predictor import Predictor
@@ -396,3 +401,34 @@ def test_a_model_has_looked_at_images_before_anybody_asks(runs, monkeypatch, cap
             assert c.post("/v1/predict", **as_form(picture())).status_code == 200
     finally:
         torch.set_num_threads(before)
+
+
+def test_what_nobody_waits_for_any_more_holds_nothing_in_the_queue(runs):
+    """Uploads of clients that have left must not lie in memory, uncounted, until a reader comes to them."""
+
+    class Upload:
+        pass
+
+    async def scenario():
+        server = app.Server({"m": Predictor(runs["classify"])}, None, Serving(decoders=1))
+        go = threading.Event()
+        busy = asyncio.create_task(server.read(go.wait, 60))
+        upload = Upload()
+        held = weakref.ref(upload)
+        waiting = asyncio.create_task(server.read(repr, upload))
+        del upload
+        await asyncio.sleep(0)
+        assert held() is not None
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        del waiting
+        gc.collect()
+        left = held()
+        go.set()
+        await busy
+        assert await server.read(len, "abc") == 3
+        server.readers.shutdown()
+        return left
+
+    with ThreadPoolExecutor(1) as apart:  # the browser tests leave a loop running in this thread
+        assert apart.submit(lambda: asyncio.run(asyncio.wait_for(scenario(), 60))).result() is None

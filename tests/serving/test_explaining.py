@@ -7,6 +7,7 @@ from typing import get_args
 
 import pytest
 import torch
+from PIL import ImageFile
 from small_server import as_json, client, differences, picture, train_runs
 from test_app import error
 
@@ -14,7 +15,6 @@ import vitral
 from helpers import redraw
 from tiny import SWIN, VIT, tiny_predictor
 from vitral.config import ResNetConfig, SegmenterConfig
-from vitral.data import images
 from vitral.inference.predictor import Predictor
 from vitral.models.segmenter import Segmenter
 from vitral.models.vit import VisionTransformer
@@ -92,8 +92,10 @@ def test_every_method_that_is_listed_works_and_every_other_is_refused(kind, tmp_
 
 def test_an_image_is_read_once_and_not_in_the_thread_of_the_model(monkeypatch):
     read = []
-    decode = images._decode
-    monkeypatch.setattr(images, "_decode", lambda *given: read.append(current_thread().name) or decode(*given))
+    prepare = ImageFile.ImageFile.load_prepare
+    monkeypatch.setattr(
+        ImageFile.ImageFile, "load_prepare", lambda image: read.append(current_thread().name) or prepare(image)
+    )
     with client({"m": Predictor(redraw(VisionTransformer(VIT)))}) as c:
         for method in ALL:
             assert c.post("/v1/explain", **as_json(picture(), method=method)).status_code == 200

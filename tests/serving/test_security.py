@@ -275,15 +275,19 @@ def test_what_is_also_something_else_is_read_as_a_picture_alone(served):
 
 
 def test_no_file_is_written_or_opened_by_a_request(served, monkeypatch):
-    served.post("/v1/predict", **as_form(picture()))
-    opened = []
+    opened, watching = [], False
     sys.addaudithook(lambda event, args: opened.append(args[0]) if watching and event == "open" else None)
-    watching = True
     large = picture(0, (900, 900), "BMP")  # above what form parsers like to keep in memory
     assert len(large) > 2**21
-    for send in (as_form(large), as_json(large)):
-        for path in ("/v1/predict", "/v1/embed", "/v1/explain"):
-            assert served.post(path, **send).status_code == 200
+
+    def ask():
+        for send in (as_form(large), as_json(large)):
+            for path in ("/v1/predict", "/v1/embed", "/v1/explain"):
+                assert served.post(path, **send).status_code == 200
+
+    ask()  # what the first request of a kind imports does not count
+    watching = True
+    ask()
     watching = False
     assert opened == []
 
@@ -301,7 +305,8 @@ def test_models_are_named_by_folder_file_or_hand(tmp_path):
     with pytest.raises(ConfigError.__mro__[1], match="two models are called cats"):
         models.name_sources([f"{tmp_path}/runs/cats", f"cats={file}"])
     with pytest.raises(ConfigError.__mro__[1], match="index is what the index is called"):
-        models.name_sources([f"index={file}"])
+        models.name_sources([f"index={file}"], taken=["index"])
+    assert models.name_sources([f"index={file}"]) == {"index": str(file)}
     with pytest.raises(ConfigError.__mro__[1], match="cannot be the name"):
         models.name_sources(["a b=runs/x"])
 

@@ -69,10 +69,10 @@ def run(options: Options) -> None:
     keys = read_keys(options.api_key_file, os.environ)
     require_protection(options.host, keys, options.insecure)
 
-    from vitral.serving.models import name_sources
+    from vitral.serving.models import INDEX, name_sources
     from vitral.serving.server import bind, serve
 
-    sources = name_sources(options.sources)
+    sources = name_sources(options.sources, taken=[INDEX] if options.index else [])
     listening = bind(options.host, options.port)  # before models are loaded: a port that is taken is said at once
 
     from vitral.inference.predictor import Predictor
@@ -95,11 +95,11 @@ def open_index(options: Options, served: "Iterable[Predictor]") -> "Index":
 
     index = Index(options.index, source=options.index_model or None)
     index.search_vectors(torch.ones(1, index.manifest.embedding.width), 1)  # what is wrong with it is said now
-    for predictor in served:
+    for predictor in filter(lambda each: each.embeds, served):
         with suppress(InputError):  # another model, or one that gives no vectors
             index.use(predictor)
             return index
     if index.source:
-        engine = options.engine if index.manifest.what == "image" else None  # models of texts have but one
+        engine = "eager" if options.engine == "eager" else None  # other engines give answers, and no vectors
         index.use(Predictor(index.source, device=options.device, engine=engine, batch_size=options.limits.max_batch))
     return index

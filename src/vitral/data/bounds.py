@@ -89,7 +89,7 @@ def check_bytes(data: bytes, max_pixels: int, name: str) -> None:
 
 def check_opened(image: Image.Image, data: bytes, name: str) -> None:
     """Refuse what would cost too much to decode, now that Pillow has read the header."""
-    _check_exif(len(image.info.get("exif") or image.info.get("Raw profile type exif") or b""), name)
+    check_exif(image, name)
     tiles = getattr(image, "tile", [])
     pixels = image.width * image.height
     slow = _IN_PYTHON.get(tiles[0][0]) if tiles else None
@@ -105,6 +105,11 @@ def check_opened(image: Image.Image, data: bytes, name: str) -> None:
     decoded = sum((right - left) * (bottom - top) for _, (left, top, right, bottom), *_ in tiles)
     if len(tiles) > _TILES or decoded > 8 * pixels:  # a plane for each colour is as many times the pixels
         raise ImageError(f"{name} has {len(tiles):,} strips or tiles, more than its pixels need; save it again as PNG.")
+
+
+def check_exif(image: Image.Image, name: str) -> None:
+    """Refuse tags that would cost too much to read; a PNG may have them behind its pixels."""
+    _check_exif(len(image.info.get("exif") or image.info.get("Raw profile type exif") or b""), name)
 
 
 def _check_exif(length: int, name: str) -> None:
@@ -164,8 +169,11 @@ def _check_png(data: bytes, name: str) -> None:
 
 
 def _check_tiff(data: bytes, max_pixels: int, name: str) -> None:
-    values, stored, compressed, tile = 0, 0.0, False, {_TILE_WIDTH: 0, _TILE_HEIGHT: 0}
+    values, held, stored, compressed, tile = 0, 0, 0.0, False, {_TILE_WIDTH: 0, _TILE_HEIGHT: 0}
     for tag, kind, content in _tags(data, name):
+        held += content.nbytes
+        if held > 2 * len(data):
+            raise ImageError(f"{name} is a TIFF whose tags hold the same bytes again and again; save it again as PNG.")
         if kind not in _BYTES or tag in _LENGTHS:
             values += len(content) * (_RATIONAL if kind in _RATIONALS else 1)
         if values > _TAG_VALUES:

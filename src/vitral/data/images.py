@@ -6,23 +6,21 @@ What a file may cost beside its pixels is in `bounds`.
 """
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
-from typing import Literal, NamedTuple, TypeVar, cast
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from vitral.data.bounds import Sparing, check_bytes, check_opened
+from vitral.data.bounds import Sparing, check_bytes, check_exif, check_opened
 from vitral.errors import ImageError
 
 ImageMode = Literal["rgb", "grey"]
-R = TypeVar("R")
 
 SUFFIXES = (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm")
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
@@ -96,23 +94,13 @@ def read_image(
     limits: ImageLimits = LIMITS,
 ) -> Tensor:
     """Read a file or bytes as uint8 (C, H, W); a large JPEG may come out smaller, but not below `at_least`."""
-    return _read(source, limits, lambda image, data: _decode(image, data, mode, at_least))
+    return read_sized(source, mode, at_least, limits)[0]
 
 
-def read_size(source: str | Path | bytes, limits: ImageLimits = LIMITS) -> tuple[int, int]:
-    """Height and width that a file or bytes would be read with, by the header alone."""
-    return _read(source, limits, lambda image, data: upright_size(image))
-
-
-def upright_size(image: Image.Image) -> tuple[int, int]:
-    """Height and width of an opened image as it is looked at: turned if its EXIF says so."""
-    width, height = image.size
-    lies = image.getexif().get(ORIENTATION) in _LYING and image.format != "TIFF"  # which Pillow turns itself
-    return (width, height) if lies else (height, width)
-
-
-def _read(source: str | Path | bytes, limits: ImageLimits, take: Callable[[Image.Image, bytes], R]) -> R:
-    """What `take` makes of an image of which the header has been read, and of all of its bytes."""
+def read_sized(
+    source: str | Path | bytes, mode: ImageMode, at_least: AtLeast | None, limits: ImageLimits
+) -> tuple[Tensor, tuple[int, int]]:
+    """The same, and the height and width that it has when it is read whole."""
     name = "image" if isinstance(source, bytes) else str(source)
     data = source if isinstance(source, bytes) else _read_bytes(Path(source), limits)
     if not data:
@@ -123,7 +111,11 @@ def _read(source: str | Path | bytes, limits: ImageLimits, take: Callable[[Image
         )
     try:
         with _QUIET:  # Pillow warns about broken metadata; pixels are all that counts here
-            return take(_open(data, limits, name), data)
+            image = _open(data, limits, name)
+            if image.format == "JPEG":
+                return _decode_jpeg(image, data, mode, at_least)
+            x = _decode(image, mode, name)
+            return x, (x.shape[1], x.shape[2])
     except ImageError:
         raise
     except Image.DecompressionBombError:
@@ -136,6 +128,13 @@ def _read(source: str | Path | bytes, limits: ImageLimits, take: Callable[[Image
         raise ImageError(
             f"{name} cannot be decoded ({str(error).strip() or type(error).__name__}); is it cut short?"
         ) from error
+
+
+def upright_size(image: Image.Image) -> tuple[int, int]:
+    """Height and width of an opened image as it is looked at: turned if its EXIF says so."""
+    width, height = image.size
+    lies = image.getexif().get(ORIENTATION) in _LYING and image.format != "TIFF"  # which Pillow turns itself
+    return (width, height) if lies else (height, width)
 
 
 def _read_bytes(path: Path, limits: ImageLimits) -> bytes:
@@ -161,21 +160,28 @@ def _open(data: bytes, limits: ImageLimits, name: str) -> Image.Image:
     return image
 
 
-def _decode(image: Image.Image, data: bytes, mode: ImageMode, at_least: AtLeast | None) -> Tensor:
-    width, height = image.size
-    turn = image.getexif().get(ORIENTATION, 1)
+def _decode(image: Image.Image, mode: ImageMode, name: str) -> Tensor:
+    image.load()
+    check_exif(image, name)
+    turn = image.getexif().get(ORIENTATION, 1)  # none any more where Pillow has undone it, as in a TIFF
+    return _rotate(_to_tensor(image, mode), turn)
+
+
+def _decode_jpeg(
+    image: Image.Image, data: bytes, mode: ImageMode, at_least: AtLeast | None
+) -> tuple[Tensor, tuple[int, int]]:
+    """The image, perhaps smaller, and its whole size."""
+    size, turn = upright_size(image), image.getexif().get(ORIENTATION, 1)
     if at_least is not None and turn in _LYING:
         at_least = AtLeast(at_least.width, at_least.height, at_least.even)
     if at_least is not None and at_least.even:
-        at_least = _evenly(at_least, height, width)
-    jpeg = _import_simplejpeg() if image.format == "JPEG" and image.mode in ("RGB", "L") else None
+        at_least = _evenly(at_least, image.height, image.width)
+    jpeg = _import_simplejpeg() if image.mode in ("RGB", "L") else None
     if jpeg is not None:
-        return _rotate(_decode_jpeg(jpeg, data, mode, at_least), turn)
-    if at_least is not None and image.format == "JPEG":
+        return _rotate(_by_simplejpeg(jpeg, data, mode, at_least), turn), size
+    if at_least is not None:
         image.draft(None, (at_least.width, at_least.height))
-    image.load()
-    turn = image.getexif().get(ORIENTATION, 1)  # none any more where Pillow has undone it, as in a TIFF
-    return _rotate(_to_tensor(image, mode), turn)
+    return _rotate(_to_tensor(image, mode), turn), size
 
 
 def _evenly(at_least: AtLeast, height: int, width: int) -> AtLeast | None:
@@ -187,7 +193,7 @@ def _evenly(at_least: AtLeast, height: int, width: int) -> AtLeast | None:
     return None
 
 
-def _decode_jpeg(jpeg: ModuleType, data: bytes, mode: ImageMode, at_least: AtLeast | None) -> Tensor:
+def _by_simplejpeg(jpeg: ModuleType, data: bytes, mode: ImageMode, at_least: AtLeast | None) -> Tensor:
     height, width = (at_least.height, at_least.width) if at_least else (0, 0)
     pixels = jpeg.decode_jpeg(
         data, colorspace="RGB" if mode == "rgb" else "GRAY", min_height=height, min_width=width, min_factor=1.0

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from vitral.config import Augmentation, Preprocess, pair
 from vitral.data.augment import Mixed, augment
-from vitral.data.images import LIMITS, ImageLimits, ImageMode, read_image
+from vitral.data.images import LIMITS, ImageLimits, ImageMode, read_sized
 from vitral.data.noise import Noise
 from vitral.data.sources.base import Data, ImageArray, to_mode
 from vitral.data.targets import Targets, View
@@ -130,8 +130,12 @@ class ImageInputs(Inputs):
 
     def read(self, item: ImageLike, whole: bool) -> Tensor:
         """One image as uint8 (C, H, W): a path, bytes, a PIL image, or an array."""
+        return self.read_sized(item, whole)[0]
+
+    def read_sized(self, item: ImageLike, whole: bool) -> tuple[Tensor, tuple[int, int]]:
+        """The same, and the height and width of the original: a file may have been read smaller."""
         if isinstance(item, str | Path | bytes):
-            return read_image(item, self.mode, None if whole else decode_size(self.preprocess), self.limits)
+            return read_sized(item, self.mode, None if whole else decode_size(self.preprocess), self.limits)
         if isinstance(item, Image.Image):
             item = np.asarray(item.convert("L" if self.mode == "grey" else "RGB"))
         x = torch.from_numpy(np.array(item)) if isinstance(item, np.ndarray) else item
@@ -143,7 +147,7 @@ class ImageInputs(Inputs):
                 f"an image array must be uint8, (H, W) or (H, W, C) in numpy, (C, H, W) in torch, of 1 or 3 channels, "
                 f"got {x.dtype} {tuple(x.shape)}."
             )
-        return to_mode(x, self.mode)
+        return to_mode(x, self.mode), (x.shape[1], x.shape[2])
 
     def identity(self) -> dict[str, Any]:
         """The preprocessing."""

@@ -4,13 +4,9 @@ from collections.abc import Callable
 from math import log
 from typing import Any
 
-import numpy as np
-from PIL import Image
 from torch import Tensor
 
 from vitral.config import Preprocess, pair
-from vitral.data.images import ImageLimits, read_size
-from vitral.data.inputs import ImageLike
 from vitral.data.targets import View
 from vitral.data.transforms import eval_view
 from vitral.explanation.relevance import select
@@ -52,15 +48,6 @@ def said(predictor: Predictor, x: Tensor, chosen: Chosen, by_class: bool) -> dic
 
 def _percent(p: float) -> str:
     return f"{100 * p:.1f} %"
-
-
-def size_of(image: ImageLike, limits: ImageLimits) -> tuple[int, int]:
-    """Height and width of the original; the predictor may have read it smaller."""
-    if isinstance(image, Image.Image):
-        return image.height, image.width
-    if isinstance(image, np.ndarray):
-        return image.shape[0], image.shape[1]
-    return (image.shape[1], image.shape[2]) if isinstance(image, Tensor) else read_size(image, limits)
 
 
 def part_shown(size: tuple[int, int], p: Preprocess) -> str:

@@ -14,7 +14,7 @@ from vitral.data.transforms import normalize
 from vitral.errors import InputError, unknown_name
 from vitral.explanation import relevance
 from vitral.explanation.attention import FUSIONS, Recorder, patch_token, to_maps
-from vitral.explanation.captions import Chosen, part_shown, said, size_of
+from vitral.explanation.captions import Chosen, part_shown, said
 from vitral.explanation.faithfulness import Curves, curves
 from vitral.explanation.page import Rows, all_rows
 from vitral.explanation.positions import check_positions, position_similarity
@@ -129,8 +129,9 @@ class Shown:
         if not isinstance(image, ImageLike):
             what = "None" if image is None else f"a {type(image).__name__}"
             raise InputError(f"explain takes one image (a path, bytes, a picture or an array), got {what}.")
-        part = part_shown(size_of(image, predictor.images.limits), predictor.preprocess)
-        return cls(predictor.prepare(image), part, str(image) if isinstance(image, str | Path) else "")
+        x, size = predictor.images.read_sized(image, whole=predictor.task.spatial)
+        part = part_shown(size, predictor.preprocess)
+        return cls(predictor.images.fit(x), part, str(image) if isinstance(image, str | Path) else "")
 
 
 @dataclass(frozen=True)

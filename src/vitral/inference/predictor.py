@@ -133,6 +133,16 @@ class Predictor:
         return self.network.name if isinstance(self.network, Engine | WritingFile) else "eager"
 
     @property
+    def embeds(self) -> bool:
+        """Whether what computes answers gives vectors too; other engines leave those to the model itself."""
+        return self.engine in ("eager", "packed") or self._gives_vectors
+
+    @property
+    def _gives_vectors(self) -> bool:
+        """Whether it is an exported file that gives vectors and nothing else."""
+        return isinstance(self.network, FileEngine) and self.network.outputs == ["embedding"]
+
+    @property
     def images(self) -> ImageInputs:
         """How images are read, where the model reads images."""
         if not isinstance(self.inputs, ImageInputs):
@@ -225,7 +235,7 @@ class Predictor:
     def vectors(self, read: list[Tensor]) -> Tensor:
         """(B, D): what the head receives for one batch of inputs at the size the model is fed."""
         x = self.inputs.normal(self.inputs.stack(read))
-        if isinstance(self.network, FileEngine) and self.network.outputs == ["embedding"]:
+        if self._gives_vectors:
             return self.outputs(x)
         embed = self.embedder.embed
         return (in_lanes(embed, x) if isinstance(self.network, Packed) else embed(x.to(self.device))).cpu()

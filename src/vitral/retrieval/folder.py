@@ -181,8 +181,8 @@ class Folder:
             self._rewrite(manifest)
         file = self._nearest_file(kind)
         if file is not None and not file.exists():
-            vectors = self._rows.vectors
-            (Approximate.grown(graph, vectors) if graph else Approximate.of(vectors, kind)).write(file)
+            grown = Approximate.grown(graph, self._rows.vectors) if graph else None
+            (grown or Approximate.of(self._rows.vectors, kind)).write(file)
         self._write_manifest(manifest)
         for old in self.path.glob("*.faiss"):
             if old != file:

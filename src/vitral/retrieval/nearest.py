@@ -83,9 +83,15 @@ class Approximate:
         return made
 
     @classmethod
-    def grown(cls, path: Path, vectors: Tensor) -> "Approximate":
-        """A graph that was written before, for the first of these vectors, with the others too."""
-        made = cls._read(path)
+    def grown(cls, path: Path, vectors: Tensor) -> "Approximate | None":
+        """A graph that was written before, for the first of these vectors, with the others too; None if it is none."""
+        try:
+            made = cls._read(path)
+        except CheckpointError:
+            return None
+        n, D = vectors.shape
+        if made.index.d != D or made.index.ntotal > n:
+            return None
         made.index.add(vectors[made.index.ntotal :].contiguous().numpy())
         return made
 

@@ -94,8 +94,12 @@ class Server:
         return all(each.batcher.full for each in self.everyone)
 
     async def read(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Do something outside of the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self.readers, partial(function, *arguments))
+        """Do something outside of the event loop; what nobody waits for any more holds nothing while it is queued."""
+        work = [partial(function, *arguments)]
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.readers, lambda: work.pop()())
+        finally:
+            work.clear()
 
     async def understand(self, request: Request, kind: type[A]) -> tuple[A, bytes | str]:
         """What is asked, and about what."""

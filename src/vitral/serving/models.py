@@ -132,10 +132,14 @@ class Served:
         predictor = self.predictor
         if not isinstance(predictor.inputs, ImageInputs) or isinstance(predictor.task, Writes):
             return
-        blank = torch.zeros(1, len(predictor.preprocess.mean), *pair(predictor.preprocess.img_size))
+        blank = torch.zeros(len(predictor.preprocess.mean), *pair(predictor.preprocess.img_size), dtype=torch.uint8)
         try:
             for number in (1, torch.get_num_threads()):
-                predictor.logits(blank.repeat(number, 1, 1, 1))
+                several = [blank] * number
+                if self.subject is predictor:
+                    predictor.logits(predictor.inputs.normal(predictor.inputs.stack(several)))
+                else:
+                    predictor.vectors(several)
         except Exception as error:  # other images may pass, and other models do: no reason not to start
             log("warm_up_failed", model=self.name, fault=f"{type(error).__name__}: {error}")
 
@@ -144,7 +148,7 @@ class Served:
         return [name for name in methods_of(self.predictor) if name not in LEFT_OUT]
 
 
-def name_sources(sources: Sequence[str]) -> dict[str, str]:
+def name_sources(sources: Sequence[str], taken: Sequence[str] = ()) -> dict[str, str]:
     """Names and sources, from NAME=SOURCE or a source alone, whose name is that of its folder or file."""
     named: dict[str, str] = {}
     for source in sources:
@@ -156,8 +160,8 @@ def name_sources(sources: Sequence[str]) -> dict[str, str]:
             raise InputError(
                 f"{name!r} cannot be the name of a model: letters, digits, _, . and - only; give NAME={rest}."
             )
-        if name == INDEX:
-            raise InputError(f"{INDEX} is what the index is called; give the model another name: NAME={rest}.")
+        if name in taken:
+            raise InputError(f"{name} is what the index is called; give the model another name: NAME={rest}.")
         if name in named:
             raise InputError(f"two models are called {name}; give one another name: NAME={rest}.")
         named[name] = rest

@@ -59,7 +59,7 @@ def refusal_of(error: Exception) -> RefusedError:
         return RefusedError(422, "unknown_name", str(error))
     if isinstance(error, UnreachableError):  # where, and why, is for the log
         return RefusedError(
-            503, "unreachable", "the server that the index is kept in cannot be reached; ask again later.",
+            503, "unreachable", "the database that the index is kept in does not answer now; ask again later.",
             {"Retry-After": str(RETRY_AFTER)},
         )  # fmt: skip
     if isinstance(error, InputError):

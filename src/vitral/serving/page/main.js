@@ -67,8 +67,9 @@ async function take(item) {
   if (!m || signal.aborted) return;
   Object.assign(state, { item, bitmap: null });
   if (m.reads === "image") {
-    state.bitmap = await createImageBitmap(item).catch(() => null);  // a browser may not know what the server knows
+    const bitmap = await createImageBitmap(item).catch(() => null);  // a browser may not know what the server knows
     if (signal.aborted) return;
+    state.bitmap = bitmap;
     draw();
   }
   try {
