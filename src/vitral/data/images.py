@@ -203,7 +203,7 @@ def _by_simplejpeg(jpeg: ModuleType, data: bytes, mode: ImageMode, at_least: AtL
 
 def _rotate(x: Tensor, orientation: int) -> Tensor:
     """Undo the camera's orientation, as EXIF numbers it."""
-    if orientation in (5, 6, 7, 8):
+    if orientation in _LYING:
         x = x.transpose(1, 2)  # 5: mirrored along the main diagonal
     if orientation in (2, 3, 6, 7):
         x = x.flip(2)
