@@ -433,6 +433,16 @@ def test_a_damaged_index_is_told_in_a_sentence(predictor, photos, tmp_path, harm
 def test_an_index_that_is_none(tmp_path):
     with pytest.raises(CheckpointError, match=r"not an index.*vitral index"):
         Index(tmp_path)
+    with pytest.raises(CheckpointError, match=r"nowhere does not exist; make an index with vitral index"):
+        Index(tmp_path / "nowhere")
+
+
+def test_an_index_that_lost_a_part_says_what_to_remove(predictor, photos, tmp_path):
+    Index.build(predictor, photos, tmp_path / "i")
+    (part,) = (tmp_path / "i").glob("*.safetensors")
+    part.unlink()
+    with pytest.raises(CheckpointError, match=r"is damaged or gone \(.*\); remove .*/i, and make the index anew\."):
+        Index.build(predictor, photos, tmp_path / "i")
 
 
 def test_wrong_queries(predictor, photos, tmp_path):
@@ -499,7 +509,9 @@ def test_commands(weights, photos, tmp_path, capsys):
     assert len(row["matches"]) == 2
     page = tmp_path / "found.html"
     assert main(["search", out, str(photos), "--top-k", "3", "--out", str(page)]) == 0
-    assert capsys.readouterr().out.count("1.0000") >= 11
+    said = capsys.readouterr().out
+    assert said.count("1.0000") >= 11
+    assert said.endswith(f"page: {page}\n")
     assert page.read_text().count("<figure") == 11 * 4
     copies = tmp_path / "copies.html"
     (photos / "copy.png").write_bytes((photos / "01.png").read_bytes())
@@ -509,6 +521,30 @@ def test_commands(weights, photos, tmp_path, capsys):
     assert (document["images"], document["added"], document["kept"]) == (12, 1, 11)
     assert [sorted(map(os.path.basename, g)) for g in document["duplicates"]] == [["01.png", "copy.png"]]
     assert copies.read_text().count("<figure") == 2
+    assert main(asked) == 0
+    one, copy = sorted(str((photos / name).resolve()) for name in ("01.png", "copy.png"))
+    assert f"1 group of near copies (cosine at least 0.99999)\ngroup 1:\n  {one}\n  {copy}\n" in capsys.readouterr().out
+
+
+def test_a_query_that_cannot_be_read_does_not_keep_others_from_being_found(weights, photos, tmp_path, capsys):
+    out, broken = str(tmp_path / "p.index"), tmp_path / "broken.png"
+    broken.write_bytes(b"no picture")
+    assert main(["index", str(weights), str(photos), "--out", out]) == 0
+    asked = ["search", out, str(broken), str(photos / "01.png"), str(photos / "01.png"), "--top-k", "1"]
+    capsys.readouterr()
+    page = tmp_path / "found.html"
+    assert main([*asked, "--out", str(page)]) == 0
+    said = capsys.readouterr()
+    assert f"warning: {broken} is not an image of a known format" in said.err
+    assert said.out.count("01.png:") == 2
+    assert page.read_text().count("<figure") == 4
+    assert main([*asked, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [len(row["matches"]) for row in rows] == [0, 1, 1]
+    assert "is not an image" in rows[0]["error"]
+    assert "error" not in rows[1]
+    assert main(["search", out, str(broken)]) == 2
+    assert "is not an image of a known format" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -533,7 +569,8 @@ def test_an_index_lies_beside_its_folder(weights, photos, tmp_path, capsys, monk
 
 def opened(index, *more, served=()):
     """What vitral serve searches in."""
-    return serve.open_index(parse(serve.Options, ["m", "--index", str(index), *map(str, more)], "vitral serve"), served)
+    options = parse(serve.Options, ["m", "--index", str(index), *map(str, more)], "vitral serve")
+    return serve.open_index(options, "cpu", served)
 
 
 def test_a_server_has_the_model_of_an_index_once(predictor, weights, photos, tmp_path):
@@ -549,8 +586,6 @@ def test_a_server_has_the_model_of_an_index_once(predictor, weights, photos, tmp
     index = opened(tmp_path / "i", "--engine", "onnxruntime", served=[quick])
     assert index.predictor is not quick
     assert index.predictor.engine == "packed"
-    with pytest.raises(NotImplementedError, match="meta tensor"):
-        opened(tmp_path / "i", "--device", "meta")
 
 
 def test_a_model_and_its_index_are_asked_at_once(predictor, photos, tmp_path):
@@ -575,8 +610,11 @@ def test_a_server_is_told_where_the_model_of_an_index_is_now(weights, photos, tm
     first.write_bytes(weights.read_bytes())
     Index.build(first, photos, tmp_path / "i")
     first.rename(now)
-    with pytest.raises(VitralError, match=r"first\.safetensors"):
+    moved = r"the model of .*/i cannot be loaded \(.*first\.safetensors.*\); if it has moved, say where it is now"
+    with pytest.raises(InputError, match=moved):
         opened(tmp_path / "i")
+    with pytest.raises(InputError, match=moved):
+        Index(tmp_path / "i").search(photos / "01.png")
     assert opened(tmp_path / "i", "--index-model", now).search(photos / "01.png", 1)[0][0].item == "01.png"
     vitral.save_model(create_model("vit_nano_patch2_8", num_classes=3, in_chans=3, seed=6), other)
     with pytest.raises(InputError, match=r"other weights or preprocessing than .*other\.safetensors has now"):
@@ -596,6 +634,14 @@ def test_mistakes_end_with_2(weights, photos, tmp_path, capsys):
     assert "not an index" in capsys.readouterr().err
     assert main(["index", str(weights), str(photos), "--page", "x.html"]) == 2
     assert "--duplicates" in capsys.readouterr().err
+    asked = ["index", str(weights), str(photos), "--out", str(tmp_path / "i"), "--duplicates"]
+    assert main([*asked, "--page", "x.png"]) == 2
+    assert "--page writes a page, so its name ends in .html, got x.png." in capsys.readouterr().err
+    assert main([*asked, "--least", "2"]) == 2
+    assert "must be above 0 and at most 1, got 2" in capsys.readouterr().err
+    assert not (tmp_path / "i").exists()  # nothing was embedded first
+    assert main(["search", str(tmp_path), "x.png", "--out", "found"]) == 2
+    assert "--out writes a page, so its name ends in .html, got found." in capsys.readouterr().err
     assert main(["index", str(weights), "/"]) == 2
     assert "beside / there is no place for an index; give --out" in capsys.readouterr().err
     assert main(["index", str(weights), str(tmp_path / "nowhere")]) == 2

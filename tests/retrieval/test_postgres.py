@@ -574,7 +574,7 @@ def test_the_commands_of_the_page_work(server, weights, photos, capsys):
         assert read_address(address).place == address
         if command[0] == "serve":
             options = parse(serve.Options, [here.get(word, word) for word in command[1:]], "vitral serve")
-            assert len(serve.open_index(options, [])) == 7
+            assert len(serve.open_index(options, "cpu", [])) == 7
         else:
             assert main([here.get(word, word) for word in command]) == 0
             assert {"index": "7 images: 7 new", "search": "1.0000"}[command[0]] in capsys.readouterr().out

@@ -134,6 +134,11 @@ def test_rows_go_with_attention_if_they_are_few(runs, served, monkeypatch, metho
     assert few["maps"] == vast["maps"]
 
 
+def test_an_option_that_a_method_does_not_take_is_called_what_the_client_calls_it(served):
+    body = as_json(picture(), model="classify", **{"class": "7"})
+    assert error(served.post("/v1/explain", **body), 422, "bad_input").startswith("attention takes no class; ")
+
+
 def test_what_cannot_be_explained_is_said_in_the_librarys_words(runs, served):
     data = picture()
     for asked, code in [
@@ -204,6 +209,7 @@ def test_a_bad_image_has_the_sentence_of_the_command_line(runs, served, tmp_path
         ({"files": {"image": ("a", b"x"), "topk": (None, "5")}}, 422, "unknown_name", "did you mean top_k?"),
         ({"files": {"image": ("a", b"x"), "top_k": (None, "many")}}, 422, "bad_field", "'many'"),
         ({"files": {"image": ("a", b"x"), "model": (None, b"\xff")}}, 400, "bad_form", "not UTF-8"),
+        ({"files": {"file": ("a", b"\xff")}}, 422, "unknown_name", "unknown field 'file'; known: image, "),
         ({"files": [("image", ("a", b"x")), ("image", ("b", b"y"))]}, 400, "bad_form", "a name of its own"),
         ({"content": b"--b\r\n", "headers": FORM}, 400, "bad_form", "cut short"),
         ({"content": b"--b--", "headers": {"content-type": "multipart/form-data"}}, 400, "bad_form", ""),

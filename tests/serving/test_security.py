@@ -453,6 +453,14 @@ def test_who_is_refused_hears_so_whatever_was_sent_and_may_ask_again(runs, tmp_p
 
 
 @pytest.mark.slow
+def test_a_port_and_a_device_that_are_not_there_are_said(runs, capsys, monkeypatch):
+    assert main(["serve", str(runs["classify"]), "--port", "99999"]) == 2
+    assert "a port is a number from 0 to 65535, got 99999; give another --port." in capsys.readouterr().err
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["serve", str(runs["classify"]), "--device", "cuda"]) == 2
+    assert "device cuda is not available here; use --device cpu or auto." in capsys.readouterr().err
+
+
 def test_a_port_that_is_taken_is_said_at_once(process, runs, capsys):
     assert main(["serve", str(runs["classify"]), "--port", str(process.port)]) == 2
     assert f"cannot listen on 127.0.0.1, port {process.port}" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from vitral.cli.output import print_json
+from vitral.cli.output import check_page, print_json
 from vitral.config import Indexing
 from vitral.errors import ConfigError
 
@@ -47,14 +47,17 @@ def run(options: Options) -> None:
     """Make the index or bring it up to date, and say what was done."""
     if options.page and not options.duplicates:
         raise ConfigError("--page shows near copies; give --duplicates too.")
-    from vitral.retrieval.index import Index
+    check_page("--page", options.page)
+    from vitral.retrieval.index import Index, check_least
+
+    check_least(options.least)
 
     folder = Path(options.folder)
     out = options.out or _beside(folder)
     index, change = Index.build(options.source, folder, out, watch=_progress, **options.indexing.to_dict())
     what = index.manifest.what
     for name, why in () if options.json else change.unreadable.items():
-        print(f"warning: {name}: {why}", file=sys.stderr)
+        print(f"warning: {why if name in why else f'{name}: {why}'}", file=sys.stderr)
     groups = index.duplicates(options.least) if options.duplicates else []
     if options.page:
         from vitral.reporting.search import write_duplicates
@@ -72,8 +75,11 @@ def run(options: Options) -> None:
         f"{change.removed:,} gone or changed{failed}; {index.manifest.nearest} search"
     )
     if options.duplicates:
-        print(f"{len(groups):,} groups of near copies (cosine at least {options.least:g})")
-        print("\n".join("  ".join(group) for group in groups))
+        print(f"{len(groups):,} group{'s' * (len(groups) != 1)} of near copies (cosine at least {options.least:g})")
+        for number, group in enumerate(groups, 1):
+            print("\n".join([f"group {number}:", *(f"  {name}" for name in group)]))
+    if options.page:
+        print(f"page: {options.page}")
 
 
 def _beside(folder: Path) -> Path:

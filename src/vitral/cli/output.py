@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vitral.errors import ConfigError
+
 
 def command_line() -> str:
     """What was typed, nothing if this is not the command line."""
@@ -16,6 +18,12 @@ def command_line() -> str:
 def print_json(document: Any) -> None:
     """Print one JSON document on stdout."""
     print(json.dumps(document, indent=2))
+
+
+def check_page(flag: str, path: str) -> None:
+    """Raise unless a page is to be written to what a browser opens, or none is."""
+    if path and Path(path).suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"{flag} writes a page, so its name ends in .html, got {path}.")
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:

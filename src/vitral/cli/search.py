@@ -1,12 +1,14 @@
 """`vitral search`: what in an index is like an image or a text."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from vitral.cli.output import print_json
+from vitral.cli.output import check_page, print_json
+from vitral.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -37,19 +39,28 @@ def run(options: Options) -> None:
     from vitral.cli.predict import find_images, find_texts
     from vitral.retrieval.index import Index
 
+    check_page("--out", options.out)
     index = Index(options.index, source=options.model or None)
-    asked = find_images(options.queries) if index.manifest.what == "image" else find_texts(options.queries)
-    queries = [str(query) for query in asked]
-    found = index.search(queries, options.top_k)
+    asked = list(find_images(options.queries) if index.manifest.what == "image" else find_texts(options.queries))
+    found = [(str(query), *each) for query, each in zip(asked, index.search_each(asked, options.top_k), strict=True)]
+    if all(error for _, _, error in found):
+        raise InputError(found[0][2])
     if options.out:
         from vitral.reporting.search import write_results
 
-        write_results(Path(options.out), index, queries, found)
+        write_results(Path(options.out), index, [(query, some) for query, some, error in found if not error])
     if options.json:
-        rows = zip(queries, found, strict=True)
-        print_json([{"query": query, "matches": [match.to_dict() for match in some]} for query, some in rows])
+        print_json([
+            {"query": query, "matches": [match.to_dict() for match in some]} | ({"error": error} if error else {})
+            for query, some, error in found
+        ])  # fmt: skip
         return
-    for query, matches in zip(queries, found, strict=True):
+    for query, matches, error in found:
+        if error:
+            print(f"warning: {error}", file=sys.stderr)
+            continue
         print(f"{query}:")
         for match in matches:
             print(f"  {match.score:.4f}  {match.name}")
+    if options.out:
+        print(f"page: {options.out}")

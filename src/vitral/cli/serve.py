@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from vitral.config import EngineChoice, Serving
+from vitral.config import Device, EngineChoice, Serving
 from vitral.errors import InputError, VitralError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Options:
     """Let other machines ask without a key."""
     allowed_host: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = ()
     """More names that the server is called by, such as that of a proxy in front of it."""
-    device: Annotated[str, tyro.conf.arg(metavar="DEVICE")] = "cpu"
+    device: Device = "cpu"
     """Where the models run."""
     engine: Annotated[EngineChoice | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """What computes: eager, packed, compile, onnxruntime, openvino, or auto for the fastest here."""
@@ -71,27 +71,29 @@ def run(options: Options) -> None:
 
     from vitral.serving.models import INDEX, name_sources
     from vitral.serving.server import bind, serve
+    from vitral.training.precision import resolve_device
 
     sources = name_sources(options.sources, taken=[INDEX] if options.index else [])
+    device = str(resolve_device(options.device))
     listening = bind(options.host, options.port)  # before models are loaded: a port that is taken is said at once
 
     from vitral.inference.predictor import Predictor
     from vitral.serving.app import create_app
 
-    running = {"device": options.device, "engine": options.engine, "batch_size": options.limits.max_batch}
+    running = {"device": device, "engine": options.engine, "batch_size": options.limits.max_batch}
     predictors = {name: Predictor(source, **running) for name, source in sources.items()}
     names = (options.host, *options.allowed_host)
     hosts = (*LOOPBACK, *map(str.lower, names)) if is_loopback(options.host) else ()
-    index = open_index(options, predictors.values()) if options.index else None
+    index = open_index(options, device, predictors.values()) if options.index else None
     app = create_app(predictors, index=index, options=options.limits, keys=keys, hosts=hosts)
     serve(app, listening, options.limits, lambda url: print(f"{', '.join(sources)}: {url}", flush=True))
 
 
-def open_index(options: Options, served: "Iterable[Predictor]") -> "Index":
+def open_index(options: Options, device: str, served: "Iterable[Predictor]") -> "Index":
     """The index to search in, with a model that is served already, if it is the same."""
     import torch
 
-    from vitral import Index, Predictor
+    from vitral import Index
 
     index = Index(options.index, source=options.index_model or None)
     index.search_vectors(torch.ones(1, index.manifest.embedding.width), 1)  # what is wrong with it is said now
@@ -101,5 +103,5 @@ def open_index(options: Options, served: "Iterable[Predictor]") -> "Index":
             return index
     if index.source:
         engine = "eager" if options.engine == "eager" else None  # other engines give answers, and no vectors
-        index.use(Predictor(index.source, device=options.device, engine=engine, batch_size=options.limits.max_batch))
+        index.load(device=device, engine=engine, batch_size=options.limits.max_batch)
     return index

@@ -20,16 +20,16 @@ MOST = 200
 """Queries or groups that a page shows."""
 
 
-def write_results(path: Path, index: Index, queries: Sequence[str], found: Sequence[Sequence[Match]]) -> None:
+def write_results(path: Path, index: Index, found: Sequence[tuple[str, Sequence[Match]]]) -> None:
     """Each query, and under it what lies nearest."""
     images = index.manifest.what == "image"
     parts = []
-    for query, matches in list(zip(queries, found, strict=True))[:MOST]:
+    for query, matches in found[:MOST]:
         first = _item(query, "the query", images)
         rest = "".join(_item(match.name, f"{match.score:.3f}", images) for match in matches)
         parts.append(section(Path(query).name if images else query, _row(first + rest, images), wide=True))
     about = f"the nearest of {len(index):,} {index.manifest.what}s, by the cosine of their vectors"
-    _write(path, f"Search in {index.store.title}", about, parts, len(queries))
+    _write(path, f"Search in {index.store.title}", about, parts, len(found))
 
 
 def write_duplicates(path: Path, index: Index, groups: Sequence[Sequence[str]], least: float) -> None:

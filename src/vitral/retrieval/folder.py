@@ -44,7 +44,8 @@ class Folder:
     def open(self) -> Manifest:
         """Read the index into memory."""
         if not self._exists():
-            raise CheckpointError(f"{self.path} is not an index: it has no {MANIFEST}; make one with vitral index.")
+            why = f"is not an index: it has no {MANIFEST}" if self.path.exists() else "does not exist"
+            raise CheckpointError(f"{self.path} {why}; make an index with vitral index.")
         document = read_json(self.path / MANIFEST)
         while True:
             self._parts, manifest = self._understand(document)
@@ -105,7 +106,8 @@ class Folder:
         manifest = Manifest.from_dict(known, str(self.path / MANIFEST))
         if not isinstance(parts, list) or any(not isinstance(part, str) or Path(part).name != part for part in parts):
             raise CheckpointError(
-                f"{self.path / MANIFEST} is damaged (its parts are not plain file names); make the index anew."
+                f"{self.path / MANIFEST} is damaged (its parts are not plain file names); remove {self.path}, and "
+                "make the index anew."
             )
         return tuple(parts), manifest
 
@@ -118,7 +120,9 @@ class Folder:
                 if tensors["vectors"].shape != (len(some), width):
                     raise ValueError(f"{tuple(tensors['vectors'].shape)} vectors for {len(some)} items")
             except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
-                raise CheckpointError(f"{self.path / name} is damaged ({error}); make the index anew.") from error
+                raise CheckpointError(
+                    f"{self.path / name} is damaged or gone ({error}); remove {self.path}, and make the index anew."
+                ) from error
             vectors.append(tensors["vectors"])
             items += some
         return Rows(torch.cat(vectors), items)

@@ -9,13 +9,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from vitral.config import Indexing, NearestKind
 from vitral.data.inputs import ImageLike
 from vitral.data.sources.folder import list_images
-from vitral.errors import CheckpointError, DataError, InputError
+from vitral.errors import CheckpointError, DataError, InputError, VitralError
 from vitral.inference.cache import digest_weights
 from vitral.inference.predictor import Predictor
 from vitral.retrieval.folder import Folder
@@ -25,6 +26,8 @@ from vitral.retrieval.store import Embedding, Item, Manifest, Rows, Store
 
 LARGE = 500_000
 """Vectors from which on neighbours are not looked for one by one, unless it is asked for."""
+
+WHERE = "say where it is now: --model of vitral search, --index-model of vitral serve, or source=... from Python."
 
 
 @dataclass(frozen=True)
@@ -92,12 +95,21 @@ class Index:
     @cached_property
     def predictor(self) -> Predictor:
         """The model that the index was made with."""
+        return self.load()
+
+    def load(self, **running: Any) -> Predictor:
+        """Load that model, with these arguments of `Predictor`, and let it look at the queries."""
         if not self.source:
+            raise InputError(f"{self.place} was made with a model that has no file; {WHERE}")
+        try:
+            predictor = Predictor(self.source, **running)
+        except VitralError as error:
+            if self.source != self.manifest.source:
+                raise
+            told = str(error).rstrip(".")
             raise InputError(
-                f"{self.place} was made with a model that has no file; say where it is now: --model of vitral search, "
-                "--index-model of vitral serve, or source=... from Python."
-            )
-        predictor = Predictor(self.source)
+                f"the model of {self.place} cannot be loaded ({told}); if it has moved, {WHERE}"
+            ) from error
         self.use(predictor)
         return predictor
 
@@ -130,6 +142,13 @@ class Index:
         """The `top_k` nearest of an image or text, of several, or of every image in a folder: a list for each."""
         return self.search_vectors(self.predictor.embed(query), top_k)
 
+    def search_each(self, queries: Iterable[ImageLike], top_k: int = 10) -> list[tuple[list[Match], str]]:
+        """The same for any number of images or texts; one that cannot be read has no neighbours, and an error."""
+        rows = list(self.predictor.embed_each(queries))
+        read = [row for row, _ in rows if row is not None]
+        found = iter(self.search_vectors(torch.stack(read), top_k) if read else [])
+        return [([], error) if row is None else (next(found), "") for row, error in rows]
+
     def search_vectors(self, vectors: Tensor, top_k: int = 10) -> list[list[Match]]:
         """The nearest of vectors (m, D) that the same model gave, of any length."""
         D = self.manifest.embedding.width
@@ -144,12 +163,17 @@ class Index:
 
     def duplicates(self, least: float) -> list[list[str]]:
         """Groups of items that hang together by cosines of at least `least`, the largest group first."""
-        if not 0 < least <= 1:
-            raise InputError(f"the least cosine of duplicates must be above 0 and at most 1, got {least:g}.")
+        check_least(least)
         return [[self._name(self.items[i]) for i in group] for group in near_groups(self.vectors, least)]
 
     def _name(self, item: Item) -> str:
         return str(Path(self.manifest.folder) / item.name) if self.manifest.what == "image" else item.name
+
+
+def check_least(least: float) -> None:
+    """Raise for what cannot be the least cosine of duplicates."""
+    if not 0 < least <= 1:
+        raise InputError(f"the least cosine of duplicates must be above 0 and at most 1, got {least:g}.")
 
 
 def store_at(place: str | Path) -> Store:

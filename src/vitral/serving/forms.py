@@ -54,6 +54,8 @@ def _read_form(body: bytes, boundary: bytes, kind: type[A]) -> tuple[A, bytes | 
     image = parts.pop("image", None)
     fields: dict[str, Any] = {}
     for name, value in parts.items():
+        if name not in (known := _names(kind)):
+            raise unknown_name("field", name[:80], known)
         try:
             fields[name] = value.decode()
         except UnicodeDecodeError:
@@ -113,6 +115,11 @@ def _parts(body: bytes, boundary: bytes) -> dict[str, bytes]:
     return parts
 
 
+def _names(kind: type[Asked]) -> list[str]:
+    """What its fields are called by clients."""
+    return [field.alias or name for name, field in kind.model_fields.items()]
+
+
 def _refusal(error: ValidationError, kind: type[Asked]) -> Exception:
     """The first thing that is wrong, in a sentence."""
     first = error.errors(include_url=False, include_context=False)[0]
@@ -120,7 +127,7 @@ def _refusal(error: ValidationError, kind: type[Asked]) -> Exception:
     if first["type"] == "json_invalid":
         return RefusedError(400, "bad_json", f"the body is not JSON ({first['msg'].removeprefix('Invalid JSON: ')}).")
     if first["type"] == "extra_forbidden":
-        return unknown_name("field", place, [f.alias or name for name, f in kind.model_fields.items()])
+        return unknown_name("field", place, _names(kind))
     got = first["input"] if isinstance(first["input"], int | float | bool | None) else type(first["input"]).__name__
     if isinstance(first["input"], str):
         got = repr(first["input"][:40])

@@ -13,7 +13,7 @@ from vitral.config import Serving, pair
 from vitral.data.images import ImageLimits
 from vitral.data.inputs import ImageInputs
 from vitral.errors import InputError, UnreachableError, VitralError, unknown_name
-from vitral.explanation.explain import Explanation, Shown, explain, methods_of
+from vitral.explanation.explain import Explanation, Shown, check_takes, explain, methods_of
 from vitral.explanation.page import are_vast
 from vitral.inference.predictor import Predictor, Ready
 from vitral.models.backbone import Backbone
@@ -68,12 +68,18 @@ class Explain:
     patch: tuple[int, int] | None
     rows: bool
 
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What only some methods take."""
+        return {"layer": self.layer, "head": self.head, "target": self.target, "patch": self.patch}
+
     def prepare(self, predictor: Predictor, item: bytes | str) -> Shown:
         """What can be done outside of the model's thread."""
         if isinstance(item, str):
             raise InputError("only images are explained here; for texts use vitral explain.")
         if self.method in LEFT_OUT:
             raise InputError(f"{self.method} is not for a server; use vitral explain.")
+        check_takes(self.method, self.asked, {"target": "class"})
         return Shown.to(predictor, item)
 
     def run(self, predictor: Predictor, items: list[Shown]) -> list[Explanation | VitralError]:
@@ -82,9 +88,8 @@ class Explain:
 
     def _explain(self, predictor: Predictor, item: Shown) -> Explanation | VitralError:
         rows = self.rows and self.method == "attention" and _are_few(predictor.backbone)
-        asked = {"layer": self.layer, "head": self.head, "target": self.target, "patch": self.patch}
         try:
-            return explain(predictor, item, self.method, **asked, interactive=rows)
+            return explain(predictor, item, self.method, **self.asked, interactive=rows)
         except VitralError as error:
             return error
 

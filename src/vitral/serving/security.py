@@ -62,7 +62,9 @@ def read_keys(file: str, environment: Mapping[str, str]) -> Keys:
     if file:
         try:
             lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
+            raise ConfigError(f"the keys in {file} cannot be read ({error.strerror}).") from error
+        except UnicodeDecodeError as error:
             raise ConfigError(f"the keys in {file} cannot be read ({error}).") from error
         keys += [line for line in map(str.strip, lines) if not line.startswith("#")]
     keys = [key for key in keys if key]
@@ -180,9 +182,9 @@ class Guard:
         if not self.keys and not free and headers.get("sec-fetch-site") == "cross-site":
             raise RefusedError(403, "cross_site", "pages of other sites may not ask this server.")
         if self.keys and not free and not self.keys.admit(headers):
-            raise RefusedError(
-                401, "no_key", "a key is needed: Authorization: Bearer KEY.", {"WWW-Authenticate": "Bearer"}
-            )
+            given = "authorization" in headers or "x-api-key" in headers
+            said = "this key is not one of the server's." if given else "a key is needed: Authorization: Bearer KEY."
+            raise RefusedError(401, "no_key", said, {"WWW-Authenticate": "Bearer"})
         length = headers.get("content-length", "0")
         if not (length.isascii() and length.isdecimal()) or int(length) > self.max_body:
             raise self._too_large()

@@ -61,6 +61,8 @@ class _Server(uvicorn.Server):
 def bind(host: str, port: int) -> socket.socket:
     """A socket that listens."""
     made = None
+    if not 0 <= port <= 65535:  # of which some systems would take what is left after division
+        raise ConfigError(f"a port is a number from 0 to 65535, got {port}; give another --port.")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         made = socket.socket(family, kind, protocol)

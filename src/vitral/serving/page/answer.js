@@ -41,10 +41,10 @@ export function rowsOf(answer, labels, colours) {
       const number = labels.indexOf(c.label);
       return { name: c.label, value: percent(c.share), share: c.share, colour: number > 0 ? colours.classes[(number - 1) % 256] : null };
     });
-    case "regress": return Object.entries(answer.values).map(([name, v]) => ({ name, share: 0,
+    case "regress": return Object.entries(answer.values).map(([name, v]) => ({ name, share: null,
       value: digits(v) + (answer.deviations ? ` ± ${digits(answer.deviations[name])}` : "") }));
     case "tag": return answer.words.map(w => ({ name: w.word, value: `${w.tag} ${percent(w.probability)}`, share: w.probability }));
-    default: return answer.texts.map(t => ({ name: t.text, value: "", share: 0 }));
+    default: return answer.texts.map(t => ({ name: t.text, value: "", share: null }));
   }
 }
 

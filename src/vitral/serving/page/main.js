@@ -202,7 +202,7 @@ function turn(view) {
     $("mapWord").textContent = { attention: "Head", writing: "Token" }[view] ?? "Map";
     if (several) $("map").replaceChildren(...l.titles.map((title, i) => element("option", { value: i, textContent: title, selected: i === l.map })));
     const hint = l.live ? "" : "Ask any patch where it looks: tap it, or go there with the arrow keys and press Enter.";
-    const notes = [l.attends ? hint : `${l.about}.`, `Seen by the model, in pixels: ${l.part}.`, l.packed?.note, `Computed in ${time(l.timing.run_ms)}.`];
+    const notes = [l.attends ? hint : `${l.about}.`, `Seen by the model, in pixels: ${l.part}${l.part.includes("squeezed") ? "" : `, at ${l.picture.width} x ${l.picture.height}`}.`, l.packed?.note, `Computed in ${time(l.timing.run_ms)}.`];
     $("lookNote").textContent = notes.filter(Boolean).map(note => note[0].toUpperCase() + note.slice(1)).join(" ");
   }
   draw();
@@ -223,7 +223,8 @@ function draw() {
     drawLook(l);
   } else {
     pen.imageSmoothingEnabled = longest >= 200;
-    pen.clearRect(0, 0, ...size);
+    pen.fillStyle = "#fff";  // what is transparent lies on white, for the model too
+    pen.fillRect(0, 0, ...size);
     pen.drawImage(state.bitmap, 0, 0, ...size);
     drawOn(pen, state.answer, model().labels, colours, scale);
   }

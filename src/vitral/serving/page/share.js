@@ -23,11 +23,11 @@ export async function share(canvas, title, rows, caption) {
   };
   write(caption, "26px", "#5d6675", EDGE);
   y += 54;
-  for (const { name, value, share: part, colour } of some) {
-    write(name, "600 28px", "#1c2330", EDGE, "left", value ? 700 : WIDTH - 2 * EDGE);
+  for (const [i, { name, value, share: part, colour }] of some.entries()) {
+    write(name, i ? "28px" : "600 28px", "#1c2330", EDGE, "left", value ? 700 : WIDTH - 2 * EDGE);
     write(value, "28px", "#1c2330", WIDTH - EDGE, "right", 260);
     y += 36;
-    if (part) {
+    if (part != null) {
       pen.fillStyle = "#eef1f5";
       pen.fillRect(EDGE, y, WIDTH - 2 * EDGE, 9);
       pen.fillStyle = colour ? `rgb(${colour.join(",")})` : "#0b62a4";
