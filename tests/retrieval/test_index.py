@@ -473,7 +473,7 @@ def test_a_model_without_a_file_must_be_given_again(photos, tmp_path):
         Index(tmp_path / "i").search(photos / "01.png")
 
 
-def test_texts(tmp_path):
+def test_texts(tmp_path, capsys):
     words = ["red", "green", "blue", "old", "new", "small"]
     lines = [f"a {a} and {b} boat" for a in words for b in words if a != b]
     kinds = "".join(f"{line},{'warm' if 'red' in line else 'cold'}\n" for line in lines)
@@ -490,6 +490,11 @@ def test_texts(tmp_path):
     texts.write_text("\n".join(lines[3:]))
     index, change = Index.build(run.path, texts, tmp_path / "i")
     assert (change.added, change.kept, change.removed) == (0, len(lines) - 3, 3)
+    (tmp_path / "nothing.txt").touch()
+    assert main(["search", str(tmp_path / "i"), str(tmp_path / "nothing.txt")]) == 2
+    assert "there is no text to look for; give at least one." in capsys.readouterr().err
+    assert main(["search", str(tmp_path / "i"), lines[5], lines[5], "--top-k", "1"]) == 0
+    assert capsys.readouterr().out.count(f"  1.0000  {lines[5]}\n") == 2
     with pytest.raises(DataError, match="is not a file"):
         Index.build(run.path, tmp_path, tmp_path / "j")
 

@@ -43,6 +43,8 @@ def run(options: Options) -> None:
     index = Index(options.index, source=options.model or None)
     asked = list(find_images(options.queries) if index.manifest.what == "image" else find_texts(options.queries))
     found = [(str(query), *each) for query, each in zip(asked, index.search_each(asked, options.top_k), strict=True)]
+    if not found:
+        raise InputError(f"there is no {index.manifest.what} to look for; give at least one.")
     if all(error for _, _, error in found):
         raise InputError(found[0][2])
     if options.out:
