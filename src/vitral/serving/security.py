@@ -182,9 +182,9 @@ class Guard:
         if not self.keys and not free and headers.get("sec-fetch-site") == "cross-site":
             raise RefusedError(403, "cross_site", "pages of other sites may not ask this server.")
         if self.keys and not free and not self.keys.admit(headers):
-            given = "authorization" in headers or "x-api-key" in headers
-            said = "this key is not one of the server's." if given else "a key is needed: Authorization: Bearer KEY."
-            raise RefusedError(401, "no_key", said, {"WWW-Authenticate": "Bearer"})
+            raise RefusedError(
+                401, "no_key", "a key is needed: Authorization: Bearer KEY.", {"WWW-Authenticate": "Bearer"}
+            )
         length = headers.get("content-length", "0")
         if not (length.isascii() and length.isdecimal()) or int(length) > self.max_body:
             raise self._too_large()
