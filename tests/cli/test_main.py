@@ -1,12 +1,15 @@
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
 from vitral import __version__
-from vitral.cli.main import VERBS, main
+from vitral.cli.main import VERBS, main, parse
 from vitral.models.cost import model_cost
 from vitral.models.zoo import MODELS
 
@@ -30,7 +33,13 @@ def test_help_names_every_verb(capsys):
 def test_every_verb_has_help_with_an_example(capsys, verb):
     code, out, _ = run(capsys, verb, "--help")
     assert code == 0
-    assert f"vitral {verb} " in out.partition("Example")[2]
+    examples = re.findall(
+        r"^  (?:.*\| )?vitral (\S+) (.*?)(?: > .*)?$", out.partition("\nExamples:\n")[2], re.MULTILINE
+    )
+    assert verb in dict(examples)
+    for other, words in examples:  # each can be typed as it stands
+        made = parse(import_module(VERBS[other][0]).Options, shlex.split(words), prog=f"vitral {other}")
+        assert not isinstance(made, int), words
 
 
 def test_version(capsys):

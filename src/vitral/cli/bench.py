@@ -15,10 +15,13 @@ N = TypeVar("N", int, float)
 class Options:
     """Measure a model in every engine that is installed, in turn, in one process.
 
-    Examples: vitral bench runs/digits; vitral bench vit_small_patch16_224 --compare timm,transformers;
-    vitral bench model.onnx --batch-sizes 1,8,32 --json; vitral bench runs/photos --merge 0,8,16
-
     Figures of one run can be compared with each other; those of two runs only as far as the machine was the same.
+
+    Examples:
+      vitral bench runs/digits
+      vitral bench vit_small_patch16_224 --compare timm,transformers
+      vitral bench model.onnx --batch-sizes 1,8,32 --json
+      vitral bench runs/photos --merge 0,8,16
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]

@@ -13,7 +13,9 @@ from vitral.cli.output import print_json, print_table
 class Options:
     """Read every image of a data set and report what is wrong or odd.
 
-    Examples: vitral check photos/; vitral check labels.csv --json
+    Examples:
+      vitral check photos/
+      vitral check labels.csv --json
     """
 
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]

@@ -39,9 +39,10 @@ class Options:
     A comparison that was stopped goes on when the same command is given again; finished runs are kept, and models,
     fractions and seeds may be added.
 
-    Examples: vitral compare digits --models vit_nano_patch2_8,vit_nano_conv_patch2_8 --max-minutes 1;
-    vitral compare cifar10/ --models vit_micro_patch8_32,vit_pico_deepconv_patch8_32 --fractions 0.05 1 --seeds 2;
-    vitral compare fashion-mnist --models vit_micro_patch4_28 --patch-sizes 2,4,7 --fractions 1 --max-macs 1e14
+    Examples:
+      vitral compare digits --models vit_nano_patch2_8,vit_nano_conv_patch2_8 --max-minutes 1
+      vitral compare cifar10/ --models vit_micro_patch8_32,vit_pico_deepconv_patch8_32 --fractions 0.05 1 --seeds 2
+      vitral compare fashion-mnist --models vit_micro_patch4_28 --patch-sizes 2,4,7 --fractions 1 --max-macs 1e14
     """
 
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]

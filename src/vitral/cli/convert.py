@@ -12,7 +12,9 @@ from vitral.cli.output import print_json
 class Options:
     """Write a model in the layout of vitral, timm, Hugging Face or Google, with the files that go with it.
 
-    Examples: vitral convert ViT-B_16.npz vit-b16 --to huggingface; vitral convert runs/digits digits-timm --to timm
+    Examples:
+      vitral convert ViT-B_16.npz vit-b16 --to huggingface
+      vitral convert runs/digits digits-timm --to timm
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SRC")]

@@ -20,8 +20,11 @@ def _over(metavar: str) -> Any:
 class Options:
     """Say what a model costs, without building it, and how that grows as patches get smaller.
 
-    Examples: vitral cost vit_base_patch16_224; vitral cost vit_small_patch16_224 --img-size 480 640 --json;
-    vitral cost swin_tiny_patch4_window7_224 --img-size 896; vitral cost resnet50
+    Examples:
+      vitral cost vit_base_patch16_224
+      vitral cost vit_small_patch16_224 --img-size 480 640 --json
+      vitral cost swin_tiny_patch4_window7_224 --img-size 896
+      vitral cost resnet50
     """
 
     model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]

@@ -14,13 +14,18 @@ from vitral.errors import ConfigError
 class Options:
     """Evaluate a trained model on labelled data.
 
-    Examples: vitral eval runs/digits digits; vitral eval runs/photos new-photos/ --json;
-    vitral eval runs/numbers-en-it numbers-en-it --beam 4
-
     With --probe the head is left aside, and the classes are told from the frozen features of any ViT, fitted on the
-    training part: vitral eval runs/digits digits --probe knn; vitral eval model.safetensors photos/ --probe linear
-    --few-shot. To compare: vitral eval vit_nano_conv_patch2_8 digits --probe knn has random weights (of --seed), and
-    vitral eval pixels digits --probe knn none at all.
+    training part. To compare with, the name of a model stands for random weights (of --seed), and the word pixels for
+    no model at all.
+
+    Examples:
+      vitral eval runs/digits digits
+      vitral eval runs/photos new-photos/ --json
+      vitral eval runs/numbers-en-it numbers-en-it --beam 4
+      vitral eval runs/digits digits --probe knn
+      vitral eval model.safetensors photos/ --probe linear --few-shot
+      vitral eval vit_nano_conv_patch2_8 digits --probe knn
+      vitral eval pixels digits --probe knn
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]

@@ -23,16 +23,19 @@ if TYPE_CHECKING:
 class Options:
     """Show what a model looks at in images or texts: as pictures, or as pages to play with.
 
-    Examples: vitral explain runs/digits seven.png; vitral explain runs/digits seven.png --out seven.html;
-    vitral explain model.safetensors cat.jpg --method relevance --class tabby --score;
-    vitral explain model.safetensors cat.jpg --layer 5 --head 2 --patch 120,64;
-    vitral explain runs/photos folder/ --out pages/{}.html;
-    vitral explain runs/digits-lines line.png --method writing; vitral explain runs/numbers-en-it "twenty-one"
+    Examples:
+      vitral explain runs/digits seven.png
+      vitral explain runs/digits seven.png --out seven.html
+      vitral explain model.safetensors cat.jpg --method relevance --class tabby --score
+      vitral explain model.safetensors cat.jpg --layer 5 --head 2 --patch 120,64
+      vitral explain runs/photos folder/ --out pages/{}.html
+      vitral explain runs/digits-lines line.png --method writing
+      vitral explain runs/numbers-en-it "twenty-one"
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]
     """A run directory, a file of weights, its folder, or hf-hub:owner/name."""
-    images: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGE...")]
+    images: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGE...", help_behavior_hint="")]
     """Images, folders, quoted patterns, or - for a list of paths on standard input; for a model that reads text, texts,
     files with one on each line, or - for lines on standard input."""
     method: Literal[

@@ -15,13 +15,16 @@ from vitral.errors import ConfigError
 class Options:
     """Export a model, and try the file out beside the model.
 
-    Examples: vitral export runs/digits --out digits.onnx; vitral export runs/digits --format openvino;
-    vitral export model.safetensors --format pt2 --out model.pt2; vitral export runs/photos --merge 8;
-    vitral export runs/photos --dynamic-size;
-    vitral export runs/digits --format openvino --int8 --data digits --max-drop 0.5
-
     The file takes any number of images of the size that the model is fed, or with --dynamic-size of any, or of texts.
     Preprocessing, tokenizers, task and labels are in it, so vitral predict digits.onnx image.png needs no more.
+
+    Examples:
+      vitral export runs/digits --out digits.onnx
+      vitral export runs/digits --format openvino
+      vitral export model.safetensors --format pt2 --out model.pt2
+      vitral export runs/photos --merge 8
+      vitral export runs/photos --dynamic-size
+      vitral export runs/digits --format openvino --int8 --data digits --max-drop 0.5
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]

@@ -20,9 +20,11 @@ class Options:
     Called again, it looks only at files that are new or changed, and forgets those that are gone; a run that was
     stopped goes on where it was.
 
-    Examples: vitral index runs/dino photos/ --out photos.index; vitral search photos.index photo.jpg;
-    vitral index hf-hub:facebook/dinov2-small photos/ --out photos.index --duplicates --page copies.html;
-    vitral index runs/text-classifier sentences.txt --out sentences.index
+    Examples:
+      vitral index runs/dino photos/ --out photos.index
+      vitral search photos.index photo.jpg
+      vitral index hf-hub:facebook/dinov2-small photos/ --out photos.index --duplicates --page copies.html
+      vitral index runs/text-classifier sentences.txt --out sentences.index
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]

@@ -16,7 +16,10 @@ class Options:
 
     Nothing in the file is run; of a safetensors file only the header is read.
 
-    Examples: vitral inspect model.safetensors; vitral inspect ViT-B_16.npz --tensors; vitral inspect runs/digits --json
+    Examples:
+      vitral inspect model.safetensors
+      vitral inspect ViT-B_16.npz --tensors
+      vitral inspect runs/digits --json
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import inspect
 import io
 import os
 import re
@@ -114,7 +115,10 @@ def parse(options: Callable[..., Any], args: list[str], prog: str, default: Any 
     try:
         with contextlib.redirect_stderr(said):
             over = {} if default is None else {"default": default}
-            return tyro.cli(options, args=args, prog=prog, config=(tyro.conf.FlagCreatePairsOff,), **over)
+            told = inspect.cleandoc(options.__doc__ or "")  # tyro's own reading would put the examples into one line
+            return tyro.cli(
+                options, args=args, prog=prog, description=told, config=(tyro.conf.FlagCreatePairsOff,), **over
+            )  # fmt: skip
     except SystemExit as stop:
         if stop.code:
             print(f"vitral: {_without_secrets(_one_line(said.getvalue(), prog))}", file=sys.stderr)

@@ -15,7 +15,9 @@ from vitral.models.zoo import FAMILIES, MODELS, list_models
 class Options:
     """List the named models with their size and cost.
 
-    Examples: vitral models "deit_*"; vitral models "*dinov2*" --json
+    Examples:
+      vitral models "deit_*"
+      vitral models "*dinov2*" --json
     """
 
     pattern: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[PATTERN]")] = "*"

@@ -24,16 +24,21 @@ if TYPE_CHECKING:
 class Options:
     """Predict with a trained model: labels, numbers, masks, boxes or text, whatever it was trained for.
 
-    Examples: vitral predict runs/digits photo.png; vitral predict runs/photos folder/ --csv > answers.csv;
-    find . -name "*.jpg" | vitral predict runs/photos -; vitral predict runs/scenes folder/ --out pictures/;
-    vitral predict runs/photos folder/ --engine auto; vitral predict photos.onnx photo.png;
-    vitral predict runs/numbers-en-it "twenty-one" --beam 5 --n-best 3; vitral predict runs/translator sentences.txt;
-    vitral predict runs/author --prompt "Once upon a time" --sample --temperature 0.8
+    Examples:
+      vitral predict runs/digits photo.png
+      vitral predict runs/photos folder/ --csv > answers.csv
+      find . -name "*.jpg" | vitral predict runs/photos -
+      vitral predict runs/scenes folder/ --out pictures/
+      vitral predict runs/photos folder/ --engine auto
+      vitral predict photos.onnx photo.png
+      vitral predict runs/numbers-en-it "twenty-one" --beam 5 --n-best 3
+      vitral predict runs/translator sentences.txt
+      vitral predict runs/author --prompt "Once upon a time" --sample --temperature 0.8
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """Run directory, file of weights, or exported file (.onnx, .xml, .pt2)."""
-    paths: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="PATH...")]
+    paths: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="PATH...", help_behavior_hint="")]
     """Images, folders, quoted patterns, or - for a list of paths on standard input. For a model that reads text: texts,
     files with one on each line, or - for lines on standard input."""
     prompt: Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None

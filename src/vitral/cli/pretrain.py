@@ -26,10 +26,12 @@ class Options:
     Options come from the defaults, under the recipes of the method and of the data, under --config, under flags. A run
     that goes on (--resume) has its own.
 
-    Examples: vitral pretrain photos/ --out runs/dino; vitral pretrain photos/ --method mae --epochs 200;
-    vitral pretrain unlabelled/ --labelled photos/ --out runs/dino;
-    vitral pretrain photos/ --model dinov2.safetensors --optimizer adamw --lr 1e-4 --epochs 10;
-    vitral train photos/ --model runs/dino --preset full
+    Examples:
+      vitral pretrain photos/ --out runs/dino
+      vitral pretrain photos/ --method mae --epochs 200
+      vitral pretrain unlabelled/ --labelled photos/ --out runs/dino
+      vitral pretrain photos/ --model dinov2.safetensors --optimizer adamw --lr 1e-4 --epochs 10
+      vitral train photos/ --model runs/dino --preset full
     """
 
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]

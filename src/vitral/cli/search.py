@@ -15,13 +15,17 @@ from vitral.errors import InputError
 class Options:
     """Find what is most like an image (or a text) in an index that vitral index made.
 
-    Examples: vitral search photos.index photo.jpg; vitral search photos.index new-photos/ --top-k 5 --out found.html;
-    vitral search sentences.index "where is the station" --json
+    Examples:
+      vitral search photos.index photo.jpg
+      vitral search photos.index new-photos/ --top-k 5 --out found.html
+      vitral search sentences.index "where is the station" --json
     """
 
     index: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="INDEX")]
     """Folder of the index, or postgresql://user@host/database?table=NAME."""
-    queries: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGE|DIR|TEXT...")]
+    queries: Annotated[
+        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGE|DIR|TEXT...", help_behavior_hint="")
+    ]
     """Images, folders or quoted patterns; for an index of texts: texts, files with one on each line, or - for lines on
     standard input."""
     top_k: Annotated[int, tyro.conf.arg(metavar="K")] = 10

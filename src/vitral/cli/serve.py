@@ -23,11 +23,14 @@ NEEDS = {"fastapi": "fastapi", "uvicorn": "uvicorn", "python_multipart": "python
 class Options:
     """Serve trained models: predict, embed, explain and search over HTTP, and a page to try them on in a browser.
 
-    Examples: vitral serve runs/digits; vitral serve cats=runs/cats dogs=model.safetensors --port 9000;
-    vitral serve runs/photos --index photos.index; vitral serve runs/digits --host 0.0.0.0 --api-key-file keys.txt
+    Examples:
+      vitral serve runs/digits
+      vitral serve cats=runs/cats dogs=model.safetensors --port 9000
+      vitral serve runs/photos --index photos.index
+      vitral serve runs/digits --host 0.0.0.0 --api-key-file keys.txt
     """
 
-    sources: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="SOURCE...")]
+    sources: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="SOURCE...", help_behavior_hint="")]
     """Run directories, files of weights, their folders, exported files, or hf-hub:owner/name; NAME=SOURCE gives a
     name."""
     host: Annotated[str, tyro.conf.arg(metavar="ADDRESS")] = "127.0.0.1"

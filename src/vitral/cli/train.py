@@ -24,13 +24,18 @@ class Options:
     Options come from the defaults, under the recipe of the data, under --preset, under --config, under flags. A run
     that goes on (--resume) has its own.
 
-    Examples: vitral train digits; vitral train photos/ --model vit_lite_conv_patch4_32 --epochs 50 --out runs/photos;
-    vitral train photos/ --out runs/photos --resume;
-    vitral train photos/ --preset lora --model weights.safetensors;
-    vitral train digits-scenes --task detect; vitral train annotations.json --task segment;
-    vitral train digits-lines; vitral train pairs.tsv --out runs/translator; vitral train book.txt --out runs/author;
-    vitral train reviews.csv --text-column review --label-column stars --task classify;
-    vitral train sentences.conll --out runs/names
+    Examples:
+      vitral train digits
+      vitral train photos/ --model vit_lite_conv_patch4_32 --epochs 50 --out runs/photos
+      vitral train photos/ --out runs/photos --resume
+      vitral train photos/ --preset lora --model weights.safetensors
+      vitral train digits-scenes --task detect
+      vitral train annotations.json --task segment
+      vitral train digits-lines
+      vitral train pairs.tsv --out runs/translator
+      vitral train book.txt --out runs/author
+      vitral train reviews.csv --text-column review --label-column stars --task classify
+      vitral train sentences.conll --out runs/names
     """
 
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
