@@ -561,6 +561,37 @@ def test_nothing_on_it_keeps_people_out(browser, address, faults, width, scheme)
     page.close()
 
 
+def test_a_view_that_was_chosen_stays_for_the_next_picture_and_model(page):
+    chosen = page.locator("#views input:checked")
+    upload(page, picture(1))
+    assert chosen.input_value() == "attention"
+    page.check("#views input[value=rollout]")
+    page.locator("#say:has-text('rollout')").wait_for()
+    upload(page, picture(2))
+    assert chosen.input_value() == "rollout"
+    page.check("#views input[value=relevance]")
+    page.locator("#classLabel").wait_for()
+    upload(page, picture(1, (64, 64)), model="segment")  # which is not asked about classes
+    assert chosen.input_value() == "picture"
+    upload(page, picture(2))
+    assert chosen.input_value() == "relevance"
+
+
+def test_the_docs_tell_what_is_answered(page, address):
+    page.goto(f"{address}/docs")
+    predict = page.locator("section:has(h2:has-text('/v1/predict'))")
+    predict.locator("summary").click()
+    told = [table.locator("td:first-child").all_inner_texts() for table in predict.locator("table").all()]
+    assert told[0] == ["image", "text", "model", "top_k"]
+    assert told[1] == ["model", "timing", "note"]
+    assert [fields[0] for fields in told[2:]] == ["task"] * 7
+    assert told[2] == ["task", "predictions"]
+    assert "list of {label, probability}" in predict.inner_text()
+    explain = page.locator("section:has(h2:has-text('/v1/explain')) details")
+    explain.locator("summary").click()
+    assert "Rows and columns of patches." in explain.inner_text()
+
+
 def test_on_a_phone_there_is_the_camera_and_patches_are_tapped(browser, address, faults):
     page = opened(browser, address, 393, has_touch=True, is_mobile=True)
     assert page.locator("label[for=camera]").is_visible()

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from vitral.data.sources.base import Data
 from vitral.reporting.charts import line_chart
-from vitral.reporting.sections import Section, Shown, sections
+from vitral.reporting.sections import Evaluated, Section, sections
 from vitral.tasks.base import Task
 from vitral.tasks.open import load_inputs, load_task
 from vitral.training.card import kind_of
@@ -54,7 +54,7 @@ def write_report(run: Path, data: Data) -> Path:
     evaluation = load_file(run / "evaluation.safetensors")
     part = "test" if "test" in document["metrics"] else "val"
     path = run / "report.html"
-    shown = sections(Shown(run, document, evaluation, data, part)) if part in document["metrics"] else []
+    shown = sections(Evaluated(run, document, evaluation, data, part)) if part in document["metrics"] else []
     write_atomically(path, _report(document, lines, shown).encode())
     return path
 

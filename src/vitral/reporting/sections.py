@@ -43,7 +43,7 @@ Section = tuple[str, str, bool]
 
 
 @dataclass(frozen=True)
-class Shown:
+class Evaluated:
     """What there is to show: the run, what it kept of its evaluation, the data, and which part of them."""
 
     run: Path
@@ -62,12 +62,12 @@ class Shown:
         return self.evaluation[f"{self.part}.{name}"]
 
 
-def sections(s: Shown) -> list[Section]:
+def sections(s: Evaluated) -> list[Section]:
     """The sections of the run's task."""
     return SECTIONS[s.document["task"]](s)
 
 
-def _classify(s: Shown) -> list[Section]:
+def _classify(s: Evaluated) -> list[Section]:
     shown = [
         ("Calibration", _calibration(s), False),
         ("By class", _table(s.metrics["by_class"], "class"), False),
@@ -83,12 +83,12 @@ def _classify(s: Shown) -> list[Section]:
     ]
 
 
-def _multilabel(s: Shown) -> list[Section]:
+def _multilabel(s: Evaluated) -> list[Section]:
     shown = [("By label", _table(s.metrics["by_label"], "label"), True)]
     return shown if s.data.what == "texts" else [*shown, ("Answers", _pictures(s, _labels_truth), True)]
 
 
-def _regress(s: Shown) -> list[Section]:
+def _regress(s: Evaluated) -> list[Section]:
     task = Regress.from_run(s.document)
     values, targets = task.split(s.kept("outputs").double())[0], s.kept("targets").double()
     shown: list[Section] = [("By target", _table(s.metrics["by_target"], "target"), True)]
@@ -102,21 +102,21 @@ def _regress(s: Shown) -> list[Section]:
     return [*shown, ("Largest errors", _pictures(s, _numbers_truth, worst.tolist()), True)]
 
 
-def _segment(s: Shown) -> list[Section]:
+def _segment(s: Evaluated) -> list[Section]:
     return [
         ("By class", _table(s.metrics["by_class"], "class"), True),
         ("Answers: truth left, answer right", _pictures(s, mask_truth), True),
     ]
 
 
-def _detect(s: Shown) -> list[Section]:
+def _detect(s: Evaluated) -> list[Section]:
     return [
         ("By class", _table(s.metrics["by_class"], "class"), True),
         ("Answers: truth left, answer right", _pictures(s, box_truth), True),
     ]
 
 
-def _caption(s: Shown) -> list[Section]:
+def _caption(s: Evaluated) -> list[Section]:
     worst = [row for row, _, said, true in _written(s)[:12] if said != true]
     return [
         ("By length, in characters", _table(s.metrics["by_length"], "length"), False),
@@ -126,7 +126,7 @@ def _caption(s: Shown) -> list[Section]:
     ]
 
 
-def _translate(s: Shown) -> list[Section]:
+def _translate(s: Evaluated) -> list[Section]:
     rows = _written(s)
     return [
         ("By length, in characters", _table(s.metrics["by_length"], "length"), False),
@@ -136,7 +136,7 @@ def _translate(s: Shown) -> list[Section]:
     ]
 
 
-def _complete(s: Shown) -> list[Section]:
+def _complete(s: Evaluated) -> list[Section]:
     """The second half of some pieces as the model would have written it."""
     predictor, rows = Predictor(s.run, writing=Writing(max_tokens=60)), []
     different = list(dict.fromkeys(s.data.lines[index] for index in s.kept("indices").tolist()))
@@ -146,14 +146,14 @@ def _complete(s: Shown) -> list[Section]:
     return [("How it goes on", _texts(rows), True)]
 
 
-def _tag(s: Shown) -> list[Section]:
+def _tag(s: Evaluated) -> list[Section]:
     shown = [("By label", _table(s.metrics["by_label"], "label"), False)]
     if "by_entity" in s.metrics:
         shown.append(("By entity", _table(s.metrics["by_entity"], "entity"), False))
     return [*shown, ("Most confident mistakes", _tag_mistakes(s), True)]
 
 
-SECTIONS: dict[str, Callable[[Shown], list[Section]]] = {
+SECTIONS: dict[str, Callable[[Evaluated], list[Section]]] = {
     "classify": _classify,
     "multilabel": _multilabel,
     "regress": _regress,
@@ -167,32 +167,32 @@ SECTIONS: dict[str, Callable[[Shown], list[Section]]] = {
 
 # ---- pictures of answers ----
 
-Truth = Callable[[Shown, int, Image.Image], "Image.Image | str"]
+Truth = Callable[[Evaluated, int, Image.Image], "Image.Image | str"]
 """The truth about an image of the data, as a picture or in words."""
 
 
-def _target(s: Shown, index: int) -> list[float]:
+def _target(s: Evaluated, index: int) -> list[float]:
     """The image's target, as the task numbers it."""
     return load_task(s.document).targets(s.data).take(index, View.whole(), (1, 1)).tolist()
 
 
-def _labels_truth(s: Shown, index: int, image: Image.Image) -> str:
+def _labels_truth(s: Evaluated, index: int, image: Image.Image) -> str:
     labels = s.document["labels"]
     return ", ".join(name for name, y in zip(labels, _target(s, index), strict=True) if y > 0.5) or "no label"
 
 
-def _numbers_truth(s: Shown, index: int, image: Image.Image) -> str:
+def _numbers_truth(s: Evaluated, index: int, image: Image.Image) -> str:
     return "  ".join(f"{value:.4g}" for value in _target(s, index))
 
 
-def mask_truth(s: Shown, index: int, image: Image.Image) -> Image.Image:
+def mask_truth(s: Evaluated, index: int, image: Image.Image) -> Image.Image:
     """The image under its true mask."""
     assert s.data.masks is not None
     mask = s.data.masks.take(index, View.whole(), (image.height, image.width))
     return overlaid(image, mask.numpy(), s.document["labels"])
 
 
-def box_truth(s: Shown, index: int, image: Image.Image) -> Image.Image:
+def box_truth(s: Evaluated, index: int, image: Image.Image) -> Image.Image:
     """The image with its true boxes."""
     assert s.data.boxes is not None
     rows = s.data.boxes.rows[index]
@@ -201,7 +201,7 @@ def box_truth(s: Shown, index: int, image: Image.Image) -> Image.Image:
     return boxed(image, corners.tolist(), [s.document["labels"][k] for k in numbers], numbers)
 
 
-def _pictures(s: Shown, truth: Truth, rows: list[int] | None = None, count: int = 12) -> str:
+def _pictures(s: Evaluated, truth: Truth, rows: list[int] | None = None, count: int = 12) -> str:
     """Some images of the part, from first to last, or chosen rows of it, with answer and truth."""
     predictor, figures = Predictor(s.run), []
     total = len(s.kept("indices"))
@@ -237,12 +237,12 @@ def _short(text: str, most: int = 60) -> str:
 # ---- texts ----
 
 
-def _text_truth(s: Shown, index: int, image: Image.Image) -> str:
+def _text_truth(s: Evaluated, index: int, image: Image.Image) -> str:
     assert s.data.texts is not None
     return s.data.texts[index]
 
 
-def _written(s: Shown) -> list[tuple[int, str, str, str]]:
+def _written(s: Evaluated) -> list[tuple[int, str, str, str]]:
     """Row, what was read, written, and should have been written, for all that the task kept; the worst first."""
     tokenizer = tokenizer_from_dict(s.document["tokenizers"]["target"])
     assert s.data.texts is not None
@@ -252,18 +252,18 @@ def _written(s: Shown) -> list[tuple[int, str, str, str]]:
     return sorted(rows, key=lambda r: edit_distance(r[2], r[3]) / max(len(r[3]), 1), reverse=True)
 
 
-def _middle(s: Shown) -> int:
+def _middle(s: Evaluated) -> int:
     """The number of an input of middling length."""
     return int(s.kept("indices")[len(s.kept("indices")) * 2 // 3])
 
 
-def _caption_looks(s: Shown) -> str:
+def _caption_looks(s: Evaluated) -> str:
     predictor = Predictor(s.run)
     made = explain(predictor, s.data.images.read(_middle(s), predictor.mode), "writing")
     return _figure(made.figure(), made.caption)
 
 
-def _translate_looks(s: Shown) -> str:
+def _translate_looks(s: Evaluated) -> str:
     made = align(Predictor(s.run), s.data.lines[_middle(s)])
     return _figure(made.figure(), made.about)
 
@@ -294,7 +294,7 @@ def _texts(rows: Sequence[Sequence[str]]) -> str:
     return f'<table class="texts"><tr><th>read</th><th>written</th><th>should be</th></tr>{body}</table>'
 
 
-def _text_mistakes(s: Shown, count: int = 16) -> str:
+def _text_mistakes(s: Evaluated, count: int = 16) -> str:
     """Texts under wrong classes."""
     labels, rows = s.document["labels"], []
     for i, said, confidence in _confident_mistakes(s)[:count]:
@@ -303,7 +303,7 @@ def _text_mistakes(s: Shown, count: int = 16) -> str:
     return _texts(rows) if rows else f"<p>None: every text of the {s.part} part was told right.</p>"
 
 
-def _tag_mistakes(s: Shown, count: int = 16) -> str:
+def _tag_mistakes(s: Evaluated, count: int = 16) -> str:
     """Texts with their wrong words, those with the most confident mistake first."""
     said, true, sure = s.kept("said"), s.kept("true"), s.kept("sure")
     worst = torch.where(said != true, sure, 0).amax(1)
@@ -321,7 +321,7 @@ def _tag_mistakes(s: Shown, count: int = 16) -> str:
 # ---- classification ----
 
 
-def _calibration(s: Shown) -> str:
+def _calibration(s: Evaluated) -> str:
     error, temperature = s.metrics["ece"], s.document["temperature"]
     fitted = f"a temperature of {temperature:.2f} fitted on validation" if temperature != 1 else "no temperature"
     note = f'<p class="soft">Confidence is off by {100 * error:.1f} points on average, with {fitted}.</p>'
@@ -343,7 +343,7 @@ def _cell(value: float | int) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}" if abs(value) >= 10 else f"{value:.3f}"
 
 
-def _confident_mistakes(s: Shown) -> list[tuple[int, int, float]]:
+def _confident_mistakes(s: Evaluated) -> list[tuple[int, int, float]]:
     """Row, class and confidence of what was told wrong, the most confident first."""
     logits, targets = s.kept("logits").double(), s.kept("targets")
     confidence, said = (logits / s.document["temperature"]).softmax(1).max(1)
@@ -352,7 +352,7 @@ def _confident_mistakes(s: Shown) -> list[tuple[int, int, float]]:
     return [(i, int(said[i]), float(confidence[i])) for i in wrong]
 
 
-def _mistakes(s: Shown, count: int = 16) -> str:
+def _mistakes(s: Evaluated, count: int = 16) -> str:
     labels, figures = s.document["labels"], []
     for i, said, confidence in _confident_mistakes(s)[:count]:
         index = int(s.kept("indices")[i])
@@ -368,7 +368,7 @@ def _mistakes(s: Shown, count: int = 16) -> str:
     return f'<div class="shots">{"".join(figures)}</div>'
 
 
-def _shown_images(s: Shown) -> list[tuple[int, int]]:
+def _shown_images(s: Evaluated) -> list[tuple[int, int]]:
     """The first image of each class, and its class, at most eight."""
     first: dict[int, int] = {}
     for index, label in zip(s.kept("indices").tolist(), s.kept("targets").tolist(), strict=True):
@@ -377,7 +377,7 @@ def _shown_images(s: Shown) -> list[tuple[int, int]]:
     return [(index, label) for label, index in first.items()]
 
 
-def _looks(s: Shown) -> str:
+def _looks(s: Evaluated) -> str:
     """The first image of each class, with the patches that speak for the answer."""
     predictor, figures = Predictor(s.run), []
     method = "relevance" if isinstance(predictor.backbone, VisionTransformer) else "gradcam"
@@ -394,7 +394,7 @@ def _looks(s: Shown) -> str:
     return f'<div class="shots">{"".join(figures)}</div><p class="soft">{note}</p>'
 
 
-def _faithful(s: Shown) -> str:
+def _faithful(s: Evaluated) -> str:
     """How the answer comes back as images are uncovered on blurred ones, in the order of the maps.
 
     The first images of the part, as many as a few seconds allow.

@@ -219,19 +219,19 @@ class Explained(Answered):
     """Maps over the patches of the prepared image."""
 
     method: str
-    about: str
-    answer: str | None
-    target: str | None = Field(alias="class")
-    probability: float | None
-    layer: int | None
-    head: int | None
-    patch: list[int] | None
-    part: str
-    grid: list[int]
-    titles: list[str]
-    scores: dict[str, float]
-    maps: list[list[list[float]]]
-    rows: Rows | None = None
+    about: str = Field(description="What the maps show, in words.")
+    answer: str | None = Field(description="What the model says about the image, in words.")
+    target: str | None = Field(alias="class", description="The class that is explained.")
+    probability: float | None = Field(description="Of that class.")
+    layer: int | None = Field(description="The block, from 0.")
+    head: int | None = Field(description="The head, from 0, if one alone was asked for.")
+    patch: list[int] | None = Field(description="The pixel whose patch looks, if one was asked for: x, y.")
+    part: str = Field(description="Which part of the image the model was shown.")
+    grid: list[int] = Field(description="Rows and columns of patches.")
+    titles: list[str] = Field(description="What each map is of.")
+    scores: dict[str, float] = Field(description="How faithful the maps are, if that was measured.")
+    maps: list[list[list[float]]] = Field(description="Each a list of rows of numbers, one for each patch.")
+    rows: Rows | None = Field(None, description="Every attention row, if they were asked for and are few.")
     image: str | None = Field(None, description="What the model was shown, as PNG in base64.")
 
 

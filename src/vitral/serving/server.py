@@ -100,5 +100,6 @@ def serve(app: ASGIApp, listening: socket.socket, options: Serving, say: Callabl
     )  # fmt: skip
     server = _Server(config, started)
     server.run(sockets=[listening])
+    log("stopped", url=url)
     if not server.started:
         raise RuntimeError("the server could not be started; why is in the log above.")

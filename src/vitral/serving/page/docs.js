@@ -1,4 +1,4 @@
-// The OpenAPI document as a page: each address, what it takes, and a command to try it.
+// The OpenAPI document as a page: each address, what it takes and answers with, and a command to try it.
 
 const element = (tag, text = "", ...children) => {
   const made = document.createElement(tag);
@@ -6,16 +6,41 @@ const element = (tag, text = "", ...children) => {
   made.append(...children);
   return made;
 };
-const kindOf = s => s.enum?.join(" | ") ?? s.const ?? s.anyOf?.map(kindOf).join(" | ") ?? (s.format ? `${s.type} (${s.format})` : s.type ?? "");
+const spec = await (await fetch("/openapi.json")).json();
 const key = sessionStorage.getItem("vitral-key") ? '-H "Authorization: Bearer KEY" ' : "";
+const named = s => s?.$ref ? spec.components.schemas[s.$ref.split("/").pop()] : s;
 
-function table(form, json) {
+function kindOf(given) {
+  const s = named(given), either = s.anyOf ?? s.oneOf;
+  if (s.enum) return s.enum.join(" | ");
+  if (s.const) return s.const;
+  if (either) return either.map(kindOf).join(" | ");
+  if (s.type === "array") return `list of ${kindOf(s.items ?? {})}`;
+  if (s.additionalProperties) return `name: ${kindOf(s.additionalProperties)}`;
+  if (s.properties) return `{${Object.keys(s.properties).join(", ")}}`;
+  return s.format ? `${s.type} (${s.format})` : s.type ?? "";
+}
+
+// Fields by name; `others` may know more of them.
+function table(fields, others = {}) {
   const made = document.createElement("table");
-  made.append(element("tr", "", element("th", "field"), element("th", "type"), element("th", "what it is")));
-  for (const [name, s] of Object.entries(form.properties ?? {})) {
+  made.append(element("tr", "", ...["field", "type", "what it is"].map(title => element("th", title))));
+  for (const [name, s] of Object.entries(fields)) {
     const initial = s.default === undefined || s.default === null || s.default === "" ? "" : ` Default: ${s.default}.`;
-    made.append(element("tr", "", element("td", "", element("code", name)), element("td", kindOf(s)), element("td", (s.description ?? json.properties[name].description ?? "") + initial)));
+    const about = s.description ?? others[name]?.description ?? named(s).description ?? "";
+    made.append(element("tr", "", element("td", "", element("code", name)), element("td", kindOf(s)), element("td", about + initial)));
   }
+  return made;
+}
+
+// What is answered; where that depends on the task, what all answers have and then what each of them has.
+function answers(given) {
+  const whole = named(given), kinds = (whole.oneOf ?? [given]).map(named);
+  const inAll = name => kinds.every(kind => kind.properties[name]) && !(kinds.length > 1 && kinds.some(kind => kind.properties[name].const));
+  const fields = (kind, all) => Object.fromEntries(Object.entries(kind.properties).filter(([name]) => inAll(name) === all));
+  const made = document.createElement("details");
+  made.append(element("summary", "Answers with"), element("p", whole.description ?? ""), table(fields(kinds[0], true)));
+  if (kinds.length > 1) for (const kind of kinds) made.append(element("p", kind.description ?? ""), table(fields(kind, false)));
   return made;
 }
 
@@ -26,12 +51,13 @@ function section(path, method, about) {
   head.append(verb, path);
   made.append(head, element("p", about.description ?? ""));
   const content = about.requestBody?.content, form = content?.["multipart/form-data"]?.schema;
-  if (form) made.append(table(form, content["application/json"].schema));
+  if (form) made.append(table(form.properties, content["application/json"].schema.properties));
   made.append(element("pre", `curl ${key}${form ? "-F image=@picture.jpg " : ""}${location.origin}${path}`));
+  const answered = about.responses[200].content?.["application/json"]?.schema;
+  if (answered) made.append(answers(answered));
   return made;
 }
 
-const spec = await (await fetch("/openapi.json")).json();
 for (const [path, methods] of Object.entries(spec.paths)) {
   for (const [method, about] of Object.entries(methods)) document.getElementById("docs").append(section(path, method, about));
 }

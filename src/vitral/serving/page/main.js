@@ -11,8 +11,9 @@ const LARGEST = 1600, MOST_CLASSES = 2000, PAUSE = 150, $ = id => document.getEl
 const canvas = $("canvas"), pen = canvas.getContext("2d");
 let models = [], index = null, colours, timer = null, clock = null, asking = null, wanting = null;
 const waits = [];  // the newest last
-// `item` is the file or text, `bitmap` the picture, `looks` what was explained, by method, `view` what is on the stage.
-const state = { item: null, bitmap: null, answer: null, looks: {}, view: "picture" };
+// `item` is the file or text, `bitmap` the picture, `looks` what was explained, by method, `view` what is on the stage,
+// `liked` what was last chosen for it by hand.
+const state = { item: null, bitmap: null, answer: null, looks: {}, view: "picture", liked: null };
 const model = () => models.find(m => m.name === $("model").value);
 const look = () => state.looks[state.view];
 
@@ -90,9 +91,10 @@ async function take(item) {
   }
 }
 
+// What was chosen stays chosen for the next picture and the next model, if that can be explained so.
 function firstView(m) {
-  if (["detect", "segment"].includes(m.task)) return "picture";
-  return (headless(m) ? ["attention", "tokens"] : ["attention"]).find(view => m.explains.includes(view)) ?? "picture";
+  const usual = ["detect", "segment"].includes(m.task) ? [] : headless(m) ? ["attention", "tokens"] : ["attention"];
+  return [state.liked, ...usual].find(view => view === "picture" || m.explains.includes(view)) ?? "picture";
 }
 
 async function predict(m, item, began, signal) {
@@ -117,7 +119,7 @@ function showSimilar({ matches }) {
     const picture = thumbnail ? element("img", { src: `data:image/jpeg;base64,${thumbnail}`, alt: "" }) : element("div", { className: "none" });
     return element("li", { title: name }, picture, element("p", {}, short), element("p", { className: "soft" }, score.toFixed(3)));
   }));
-  $("similarNote").textContent = `The nearest of ${index} in the index; 1 is the same.`;
+  $("similarNote").textContent = `The nearest of ${index} in the index, to the model that it was made with; 1 is the same.`;
   $("similarCard").hidden = !matches.length;
 }
 
@@ -126,7 +128,7 @@ function showSimilar({ matches }) {
 function offerViews(m) {
   const views = ["picture", ...Object.keys(NAMES).filter(name => m.explains.includes(name))];
   $("views").replaceChildren(...views.map(name => element("label", {},
-    element("input", { type: "radio", name: "view", value: name, onchange: () => choose(name) }), NAMES[name])));
+    element("input", { type: "radio", name: "view", value: name, onchange: () => choose(state.liked = name) }), NAMES[name])));
   $("views").hidden = views.length < 2;
   $("share").hidden = false;
 }
