@@ -963,6 +963,10 @@ class Indexing(Options):
         self._check_numbers(["save_seconds"], 0)
 
 
+MOST_PIXELS = 178_000_000
+"""About what Pillow opens before it speaks of a bomb."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Serving(Options):
     """What the server takes, and how long it waits."""
@@ -989,8 +993,8 @@ class Serving(Options):
     """Clients at once; beyond, 503."""
 
     def __post_init__(self) -> None:
-        whole = ["max_batch", "max_queue", "max_pixels", "decoders"]
-        self._check_numbers(whole, 1, whole=True)
+        self._check_numbers(["max_batch", "max_queue", "decoders"], 1, whole=True)
+        self._check_numbers(["max_pixels"], 1, MOST_PIXELS, whole=True)
         self._check_numbers(["max_connections"], 2, whole=True)
         self._check_numbers(["wait_ms"], 0)
         self._check_numbers(["deadline", "max_body_mb", "max_buffered_mb", "upload_seconds"], 1e-3)

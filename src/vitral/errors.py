@@ -31,7 +31,7 @@ class UnknownNameError(VitralError, LookupError):
 
 
 class InputError(VitralError, ValueError):
-    """A tensor the model cannot take."""
+    """What was asked for, or given to a model, that it cannot take: a tensor, a text, a number, a name."""
 
 
 class ImageError(VitralError, ValueError):

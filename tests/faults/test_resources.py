@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 import vitral
@@ -46,6 +47,36 @@ def test_a_full_disk_keeps_the_last_checkpoint_and_the_run_goes_on_from_it(tmp_p
     vitral.train("digits", out=out, resume=True, **QUICK)
     a, b = (load_file(path / "model.safetensors") for path in (whole.path, out))
     assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+INDEX_UNDER_A_LIMIT = """
+import resource, sys
+from vitral.cli.main import main
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
+sys.exit(main(["index", *sys.argv[2:]]))
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk_leaves_an_index_as_it_was(tmp_path):
+    model = vitral.create_model("vit_nano_patch2_8", num_classes=0, seed=0)
+    vitral.save_model(model, tmp_path / "model", layout="vitral")
+    (photos := tmp_path / "photos").mkdir()
+    for i in range(40):
+        Image.new("L", (8, 8), 6 * i).save(photos / f"{i}.png")
+    out = tmp_path / "i"
+    words = [tmp_path / "model", photos, "--out", out, "--nearest", "hnsw"]
+    size = 1.2 * 40 * 4 * model.config.embed_dim + 4000  # of the vectors; their graph is larger
+    command = [sys.executable, "-c", INDEX_UNDER_A_LIMIT, *map(str, [int(size), *words])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert ".faiss cannot be written (" in done.stderr.strip().splitlines()[-1]
+    assert "what was there before is untouched." in done.stderr
+    assert not list(out.glob("*.tmp")) + list(out.glob(".*.tmp"))
+    assert len(vitral.Index(out)) == 40
+    vitral.Index.build(tmp_path / "model", photos, out, nearest="hnsw")
+    assert len(list(out.glob("*.faiss"))) == 1
 
 
 FIFTY_EPOCHS = """

@@ -110,6 +110,23 @@ def test_only_new_and_changed_files_are_looked_at(predictor, photos, tmp_path):
     assert len(list(out.glob("*.safetensors"))) == 1
 
 
+def test_full_parts_stay_when_a_file_is_added(predictor, photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_module, "PART_ITEMS", 4)
+    Index.build(predictor, photos, out := tmp_path / "i", nearest="hnsw", save_seconds=0)
+    first, second, third = sorted(path.name for path in out.glob("*.safetensors"))
+    for i in range(2):
+        draw(photos / f"new{i}.png", 200 + i)
+        index, change = Index.build(predictor, photos, out)
+        assert (change.added, change.kept) == (1, 11 + i)
+        found, (whole, _) = vectors_of(index), Index.build(predictor, photos, tmp_path / f"whole{i}")
+        assert all(torch.allclose(found[name], vector, atol=1e-6) for name, vector in vectors_of(whole).items())
+        kept = {path.name for path in out.glob("*.safetensors")}
+        assert {first, second} < kept
+        assert third not in kept
+        assert len(kept) == (3, 4)[i]
+        assert index.search(photos / f"new{i}.png", top_k=1)[0][0].item == f"new{i}.png"
+
+
 def test_a_file_that_cannot_be_read_is_told_and_not_tried_again(predictor, photos, tmp_path):
     (photos / "bad.png").write_bytes(b"no picture")
     out, watch = tmp_path / "i", Counting()
@@ -649,5 +666,12 @@ def test_mistakes_end_with_2(weights, photos, tmp_path, capsys):
     assert "--out writes a page, so its name ends in .html, got found." in capsys.readouterr().err
     assert main(["index", str(weights), "/"]) == 2
     assert "beside / there is no place for an index; give --out" in capsys.readouterr().err
+    (busy := tmp_path / "busy").mkdir()
+    (busy / "letter.txt").write_text("keep me")
+    assert main(["index", str(weights), str(photos), "--out", str(busy)]) == 2
+    assert "is not empty and not an index; give another --out." in capsys.readouterr().err
+    assert [path.name for path in busy.iterdir()] == ["letter.txt"]
+    assert main(["index", str(weights), str(photos), "--out", str(busy / "letter.txt")]) == 2
+    assert "letter.txt is a file, and an index is a folder; give another --out." in capsys.readouterr().err
     assert main(["index", str(weights), str(tmp_path / "nowhere")]) == 2
     assert "is not a folder" in capsys.readouterr().err

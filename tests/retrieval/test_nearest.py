@@ -97,3 +97,9 @@ def test_groups_hang_together_by_chains():
     least = float(torch.tensor(0.15).cos())
     assert near_groups(vectors, least) == [[0, 1, 2], [4, 5]]
     assert near_groups(vectors, 1.0 - 1e-9) == []
+
+
+def test_copies_are_found_at_a_cosine_of_one():
+    vectors = torch.nn.functional.normalize(torch.randn(300, 97, generator=torch.Generator().manual_seed(0)), dim=1)
+    groups = near_groups(torch.cat([vectors, vectors]), 1.0)
+    assert sorted(groups) == [[i, 300 + i] for i in range(300)]

@@ -1,27 +1,33 @@
 """Every address: what it answers, that library, command line and server say the same, and what it refuses."""
 
 import asyncio
+import base64
 import gc
+import io
 import json
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
 
 import pytest
 import torch
+from PIL import Image
 from small_server import KEY, as_form, as_json, client, differences, picture
 
 import vitral
+from vitral import serving
 from vitral.cli.main import main
 from vitral.config import Serving
-from vitral.errors import CheckpointError, UnreachableError, VitralError
+from vitral.errors import CheckpointError, ImageError, UnreachableError, VitralError
 from vitral.explanation import page
 from vitral.inference.predictor import Predictor
-from vitral.serving import app
-from vitral.serving.models import Search
+from vitral.serving import app, thumbnails
+from vitral.serving.models import Predict, Search
 from vitral.serving.schema import ExplainRequest
+from vitral.serving.thumbnails import MOST
 
 IMAGES = ["classify", "regress", "multilabel", "segment", "detect"]
 FORM = {"content-type": "multipart/form-data; boundary=b"}
@@ -199,6 +205,10 @@ def test_a_bad_image_has_the_sentence_of_the_command_line(runs, served, tmp_path
         ({"content": b"{", "headers": {"content-type": "application/json"}}, 400, "bad_json", "not JSON"),
         ({"json": []}, 422, "bad_field", "the body"),
         ({"json": {}}, 422, "bad_input", "there is neither"),
+        ({"json": {f"k{i}": 1 for i in range(60_000)}}, 400, "bad_json", "far more fields"),
+        ({"json": {"patch": list(range(110_000))}}, 400, "bad_json", "far more fields"),
+        ({"json": {f"k{i}": 1 for i in range(1000)}}, 422, "unknown_name", "unknown field 'k0'"),
+        ({"json": {"text": '"' * 100_000}}, 422, "bad_input", "send an image"),
         ({"json": {"image": "", "text": "a"}}, 422, "bad_input", "not both"),
         ({"json": {"image": "%%%"}}, 422, "bad_base64", "base64"),
         ({"json": {"image": "data:image/png;base64,AAAA"}}, 422, "bad_base64", "prefix"),
@@ -274,7 +284,7 @@ def test_what_cannot_be_reached_is_tried_once_for_all_of_a_batch(runs):
 
     tries, predictor = [], Predictor(runs["classify"])
     index = SimpleNamespace(predictor=predictor, search_vectors=search_vectors)
-    found = Search(3).run(index, [predictor.ready(picture(i), "image") for i in range(5)])
+    found = Search(3).run(index, [(predictor.ready(picture(i), "image"), 3) for i in range(5)])
     assert tries == [5]
     assert [type(error) for error in found] == [UnreachableError] * 5
 
@@ -314,6 +324,69 @@ def test_search_with_small_pictures_of_what_was_found(runs, tmp_path):
         )
 
 
+def test_small_pictures_are_few_small_and_remembered(runs, tmp_path, monkeypatch):
+    (photos := tmp_path / "photos").mkdir()
+    for i in range(MOST + 3):
+        (photos / f"{i:02}.png").write_bytes(picture(i, (30, 400 + i)))
+    vitral.Index.build(runs["classify"], photos, tmp_path / "i")
+    made = []
+    real = thumbnails.small_picture
+    monkeypatch.setattr(thumbnails, "small_picture", lambda path, *rest: made.append(path) or real(path, *rest))
+    with client({"m": runs["classify"]}, index=vitral.Index(tmp_path / "i")) as c:
+        ask = as_form(picture(), top_k=MOST + 3, thumbnails="true")
+        first = c.post("/v1/search", **ask).json()["matches"]
+        assert [bool(match["thumbnail"]) for match in first] == [True] * MOST + [False] * 3
+        sizes = {Image.open(io.BytesIO(base64.b64decode(match["thumbnail"]))).size for match in first[:MOST]}
+        assert {max(size) for size in sizes} == {160}
+        assert sorted(made) == sorted(str(photos / match["name"]) for match in first[:MOST])
+        assert c.post("/v1/search", **ask).json()["matches"] == first
+        assert len(made) == MOST
+        changed = photos / first[0]["name"]
+        changed.write_bytes(picture(99, (300, 300)))
+        again = c.post("/v1/search", **ask).json()["matches"]
+        assert len(made) == MOST + 1
+        assert again[0]["thumbnail"] != first[0]["thumbnail"]
+
+
+def test_small_pictures_that_take_long_keep_nobody_waiting(runs, tmp_path, monkeypatch):
+    (photos := tmp_path / "photos").mkdir()
+    for i in range(3):
+        (photos / f"{i}.png").write_bytes(picture(i))
+    vitral.Index.build(runs["classify"], photos, tmp_path / "i")
+    begun, end = threading.Event(), threading.Event()
+
+    def endless(*_):
+        begun.set()
+        assert end.wait(60)
+        raise ImageError("too late")
+
+    monkeypatch.setattr(thumbnails, "small_picture", endless)
+    with client({"m": Predictor(runs["classify"])}, index=vitral.Index(tmp_path / "i"), deadline=20) as c:
+        server, asked = c.app.state.server, as_form(picture(), thumbnails="true")
+        with ThreadPoolExecutor(3) as others:
+            waiting = [others.submit(c.post, "/v1/search", **asked) for _ in range(3)]
+            assert begun.wait(60)
+            assert c.post("/v1/predict", **as_form(picture())).status_code == 200  # by readers that are free
+            assert server.index.batcher.taken >= 1  # who waits for pictures still has a place
+            end.set()
+            assert [m["thumbnail"] for w in waiting for m in w.result().json()["matches"]] == [None] * 9
+        assert server.index.batcher.taken == 0
+        monkeypatch.setattr(thumbnails, "SECONDS", 0.0)
+        assert [m["thumbnail"] for m in c.post("/v1/search", **asked).json()["matches"]] == [None] * 3
+
+
+def test_whoever_asks_for_more_labels_goes_in_the_same_batch(runs):
+    predictor = Predictor(runs["classify"])
+    items = [Predict(k).prepare(predictor, picture(k)) for k in (2, 7, 3)]
+    assert Predict(2) == Predict(7)
+    answers = Predict(2).run(predictor, items)
+    assert [len(answer.labels) for answer in answers] == [2, 7, 3]
+    for answer, k in zip(answers, (2, 7, 3), strict=True):
+        (alone,) = predictor.predict(picture(k), k)
+        assert answer.labels == alone.labels
+        assert answer.probabilities == pytest.approx(alone.probabilities, abs=1e-5)
+
+
 def test_what_is_said_to_be_explained_can_be_asked_for(served):
     methods = set(get_args(ExplainRequest.model_fields["method"].annotation))
     told = [set(model["explains"]) for model in served.get("/v1/models").json()["models"]]
@@ -326,15 +399,20 @@ def test_without_an_index_search_says_so(served):
 
 
 def test_pages_are_small_and_need_nothing_from_elsewhere(served):
-    names = ["/", "/docs", "/page/style.css", "/page/main.js", "/page/api.js", "/page/answer.js", "/page/look.js"]
-    names += ["/page/share.js", "/page/maps.js", "/page/docs.js", "/page/logo.svg", "/page/colours.json"]
-    names += [f"/page/samples/{n}.png" for n in ("window", "hills", "digit", "scene")]
+    folder = Path(serving.__file__).parent / "page"
+    files = [path.relative_to(folder).as_posix() for path in folder.rglob("*.*")]
+    assert {"main.js", "index.html", "samples/digit.png"} < set(files)
     total = 0
-    for name in names:
+    for name in ("/", "/docs", *(f"/page/{file}" for file in [*files, "maps.js", "colours.json"])):
         response = served.get(name)
         assert response.status_code == 200
-        assert "default-src 'none'" in response.headers["content-security-policy"]
+        assert response.headers["content-security-policy"] == (
+            "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+            "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        )
         assert response.headers["x-content-type-options"] == "nosniff"
+        assert response.headers["x-frame-options"] == "DENY"
+        assert response.headers["referrer-policy"] == "no-referrer"
         total += len(response.content)
         text = response.text if not name.endswith("png") else ""
         assert "http://" not in text.replace("http://www.w3.org", "")

@@ -27,7 +27,7 @@ from vitral.inference.predictor import Predictor
 from vitral.serving import models, security
 from vitral.serving.app import create_app
 from vitral.serving.security import LOOPBACK, Guard, Keys, is_loopback, read_keys, require_protection
-from vitral.serving.server import Patient
+from vitral.serving.server import Patient, bind
 
 CLIENTS = 6
 
@@ -96,6 +96,10 @@ def test_without_keys_a_strange_name_or_another_site_is_refused(runs):
         site = {"sec-fetch-site": "cross-site"}
         error(c.post("/v1/predict", headers=site, **as_form(picture())), 403, "cross_site")
         error(c.get("/v1/models", headers=site), 403, "cross_site")
+        for origin in ("http://evil.example", "http://127.0.0.1:9", "null"):
+            error(c.get("/v1/models", headers={"origin": origin, "host": "127.0.0.1:8000"}), 403, "cross_site")
+        own = {"origin": "http://LOCALHOST:8000", "host": "localhost:8000"}
+        assert c.post("/v1/predict", headers=own, **as_form(picture())).status_code == 200
         for page in ("/", "/docs", "/page/main.js"):  # a link in a letter leads here
             assert c.get(page, headers=site | {"sec-fetch-mode": "navigate"}).status_code == 200
         assert c.get("/v1/models", headers={"sec-fetch-site": "same-origin"}).status_code == 200
@@ -112,7 +116,7 @@ def test_large_bodies_are_refused_with_and_without_a_length(runs):
     with client({"m": runs["classify"]}, max_body_mb=1) as c:
         assert "more than 1 MiB" in error(c.post("/v1/predict", **as_form(bytes(2**20))), 413, "too_large")
         error(c.post("/v1/predict", content=chunks(), headers={"content-type": "application/json"}), 413, "too_large")
-        for strange in ("-1", "²"):
+        for strange in ("-1", "²", "1" * 5000):
             error(c.get("/healthz", headers={"content-length": strange.encode("latin-1")}), 413, "too_large")
         assert c.post("/v1/predict", **as_form(picture())).status_code == 200
 
@@ -129,10 +133,23 @@ def test_a_full_queue_is_refused_before_the_body_is_read(runs):
     with client({"m": runs["classify"]}, max_queue=1) as c:
         batcher = c.app.state.server.models["m"].batcher
         with batcher.place():
-            refused = c.post("/v1/predict", **as_form(picture()))
-            error(refused, 503, "busy")
+            refused = c.post("/v1/predict", content=b"nobody reads this", headers={"content-type": "text/plain"})
+            error(refused, 503, "busy")  # not 415
             assert refused.headers["retry-after"] == "1"
         assert c.post("/v1/predict", **as_form(picture())).status_code == 200
+        assert 'vitral_requests_total{path="/v1/predict",status="503"} 1.0' in c.get("/metrics").text
+
+
+def test_a_crowd_is_refused_like_anything_else(runs):
+    with client({"m": runs["classify"]}, max_connections=5) as c:
+        c.app.state.server.connections = lambda: 6
+        refused = c.get("/")
+        error(refused, 503, "busy")
+        assert refused.headers["connection"] == "close"
+        assert refused.headers["x-content-type-options"] == "nosniff"
+        c.app.state.server.connections = lambda: 5
+        assert c.get("/").status_code == 200
+        assert 'vitral_requests_total{path="/",status="503"} 1.0' in c.get("/metrics").text
 
 
 @pytest.mark.parametrize("slow", ["ready", "outputs"])
@@ -224,7 +241,7 @@ def test_what_was_sent_counts_until_the_answer_is_there_not_until_it_is_read():
         await send({"type": "http.response.start", "status": 200, "headers": []})
         counted.append(guard.buffered)
 
-    guard = Guard(app, Keys([]), (), Serving(), lambda: False)
+    guard = Guard(app, Keys([]), (), Serving(), full=lambda: False, crowded=lambda: False)
     messages = [{"type": "http.request", "body": b"abc", "more_body": True}, {"type": "http.request", "body": b"de"}]
 
     async def receive():
@@ -466,6 +483,29 @@ def test_a_port_that_is_taken_is_said_at_once(process, runs, capsys):
     assert f"cannot listen on 127.0.0.1, port {process.port}" in capsys.readouterr().err
 
 
+def test_a_port_that_is_bound_is_taken_before_its_server_is_there():
+    with bind("127.0.0.1", 0) as first, pytest.raises(ConfigError, match="cannot listen on"):
+        bind("127.0.0.1", first.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "hosts"),
+    [
+        ([], (*LOOPBACK, "127.0.0.1")),
+        (["--allowed-host", "Models.example"], (*LOOPBACK, "127.0.0.1", "models.example")),
+        (["--host", "0.0.0.0", "--insecure"], ()),
+        (["--host", "0.0.0.0", "--insecure", "--allowed-host", "a.b"], (*LOOPBACK, "0.0.0.0", "a.b")),
+    ],
+)
+def test_names_that_are_given_hold_whatever_is_listened_on(runs, monkeypatch, options, hosts):
+    made = []
+    monkeypatch.setattr("vitral.serving.app.create_app", lambda *_, **given: made.append(given["hosts"]))
+    monkeypatch.setattr("vitral.serving.server.serve", lambda app, listening, *_: listening.close())
+    monkeypatch.setattr("vitral.serving.server.bind", lambda host, port: socket.socket())  # nothing is opened here
+    assert main(["serve", str(runs["classify"]), "--port", "0", *options]) == 0
+    assert made == [hosts]
+
+
 def ask(address, body):
     """The server's prediction for a request's body, over a connection of its own."""
     c = http.client.HTTPConnection(address.hostname, address.port, timeout=60)
@@ -519,7 +559,7 @@ def test_killed_under_load_it_is_ready_again_on_its_port_with_the_same_answers(r
 def test_told_to_stop_it_finishes_what_it_took_and_takes_no_more(runs):
     body = json.dumps({"image": base64.b64encode(picture()).decode()}).encode()
     head = b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n"
-    with serving(runs["classify"]) as (url, process, _):
+    with serving(runs["classify"]) as (url, process, logged):
         address = urlsplit(url)
         with socket.create_connection((address.hostname, address.port), timeout=30) as s:
             s.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body))
@@ -537,3 +577,4 @@ def test_told_to_stop_it_finishes_what_it_took_and_takes_no_more(runs):
         assert received.startswith(b"HTTP/1.1 200")
         assert b'"predictions"' in received
         process.wait(30)
+    assert [json.loads(line)["event"] for line in logged] == ["listening", "request", "stopped"]

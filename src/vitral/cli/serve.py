@@ -86,7 +86,8 @@ def run(options: Options) -> None:
     running = {"device": device, "engine": options.engine, "batch_size": options.limits.max_batch}
     predictors = {name: Predictor(source, **running) for name, source in sources.items()}
     names = (options.host, *options.allowed_host)
-    hosts = (*LOOPBACK, *map(str.lower, names)) if is_loopback(options.host) else ()
+    guarded = is_loopback(options.host) or options.allowed_host
+    hosts = (*LOOPBACK, *map(str.lower, names)) if guarded else ()
     index = open_index(options, device, predictors.values()) if options.index else None
     app = create_app(predictors, index=index, options=options.limits, keys=keys, hosts=hosts)
     serve(app, listening, options.limits, lambda url: print(f"{', '.join(sources)}: {url}", flush=True))

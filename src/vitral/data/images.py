@@ -18,7 +18,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from vitral.data.bounds import Sparing, check_bytes, check_exif, check_opened
-from vitral.errors import ImageError
+from vitral.errors import ConfigError, ImageError
 
 ImageMode = Literal["rgb", "grey"]
 
@@ -38,6 +38,11 @@ class ImageLimits:
 
     max_bytes: int = 64 * 2**20
     max_pixels: int = 100_000_000
+
+    def __post_init__(self) -> None:
+        most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+        if self.max_pixels > most > 0:
+            raise ConfigError(f"max_pixels must be at most {most:,}, what Pillow opens, got {self.max_pixels:,}.")
 
 
 LIMITS = ImageLimits()
@@ -126,8 +131,16 @@ def read_sized(
         raise ImageError(f"{name} is not an image of a known format ({', '.join(_FORMATS)}).") from None
     except Exception as error:  # decoders raise nearly anything on broken files
         raise ImageError(
-            f"{name} cannot be decoded ({str(error).strip() or type(error).__name__}); is it cut short?"
+            f"{name} cannot be decoded ({str(error).strip() or type(error).__name__}): it is damaged or cut short."
         ) from error
+
+
+def small_picture(source: str | Path, side: int, limits: ImageLimits = LIMITS) -> Image.Image:
+    """A file as a picture to look at, whose sides are at most `side`."""
+    pixels = read_image(source, at_least=AtLeast(side, side), limits=limits)
+    picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+    picture.thumbnail((side, side))
+    return picture
 
 
 def upright_size(image: Image.Image) -> tuple[int, int]:

@@ -5,9 +5,7 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from PIL import Image
-
-from vitral.data.images import AtLeast, read_image
+from vitral.data.images import small_picture
 from vitral.errors import ImageError
 from vitral.reporting.html import page, section
 from vitral.reporting.sections import png_url
@@ -63,12 +61,9 @@ def _item(name: str, said: str, image: bool) -> str:
 
 
 def _thumbnail(name: str) -> bytes | None:
+    buffer = io.BytesIO()
     try:
-        pixels = read_image(name, at_least=AtLeast(SIDE, SIDE))
+        small_picture(name, SIDE).save(buffer, "PNG")
     except ImageError:
         return None
-    picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
-    picture.thumbnail((SIDE, SIDE))
-    buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
     return buffer.getvalue()

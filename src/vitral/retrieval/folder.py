@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ class Folder:
         self.path = path
         self.place, self.title = str(path), path.name
         self._parts: tuple[str, ...] = ()  # files that count, in order
+        self._sizes: list[int] = []  # how many rows each of them has, when it was read
         self._rows = Rows(torch.zeros(0, 0), [])
         self._kind: NearestKind = "exact"
 
@@ -112,7 +114,7 @@ class Folder:
         return tuple(parts), manifest
 
     def _read_parts(self, width: int) -> Rows:
-        vectors, items = [torch.zeros(0, width)], []
+        vectors, items, self._sizes = [torch.zeros(0, width)], [], []
         for name in self._parts:
             try:
                 tensors = load_file(self.path / name)
@@ -125,6 +127,7 @@ class Folder:
                 ) from error
             vectors.append(tensors["vectors"])
             items += some
+            self._sizes.append(len(some))
         return Rows(torch.cat(vectors), items)
 
     # ---- writing ----
@@ -132,7 +135,7 @@ class Folder:
     @contextmanager
     def writing(self) -> Iterator[Manifest | None]:
         """Nobody else writes meanwhile; the lock of a process that was killed is gone with it."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        self._make_folder()
         with (self.path / ".lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -154,10 +157,18 @@ class Folder:
         """Nothing: any name can be kept."""
         return ""
 
+    def _make_folder(self) -> None:
+        """Make it where there is none; raise for what cannot become an index."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise CheckpointError(f"{self.path} is a file, and an index is a folder; give another --out.") from None
+        ours = (file.name == ".lock" or file.name.endswith(".tmp") for file in self.path.iterdir())
+        if not self._exists() and not all(ours):
+            raise CheckpointError(f"{self.path} is not empty and not an index; give another --out.")
+
     def create(self, manifest: Manifest) -> None:
         """Begin in an empty folder."""
-        if any(file.name != ".lock" and not file.name.endswith(".tmp") for file in self.path.iterdir()):
-            raise CheckpointError(f"{self.path} is not empty and not an index; give another --out.")
         self._write_manifest(manifest)
         self._remove_orphans()
 
@@ -182,7 +193,7 @@ class Folder:
         kind = manifest.nearest
         graph = self._graph() if kind == "hnsw" else None  # cells are means of the vectors there are
         if len(self._parts) > -(-len(self) // PART_ITEMS):
-            self._rewrite(manifest)
+            self._rewrite(manifest, kept=sum(1 for _ in takewhile(PART_ITEMS.__eq__, self._sizes)))
         file = self._nearest_file(kind)
         if file is not None and not file.exists():
             grown = Approximate.grown(graph, self._rows.vectors) if graph else None
@@ -221,11 +232,12 @@ class Folder:
         save_tensors(self.path / name, tensors)
         return name
 
-    def _rewrite(self, manifest: Manifest) -> None:
-        """The rows in full parts; files that no longer count go last."""
+    def _rewrite(self, manifest: Manifest, kept: int = 0) -> None:
+        """The rows in full parts, of which the first are there already; files that no longer count go last."""
         vectors, items = self._rows.vectors, self._rows.items
-        pieces = [slice(start, start + PART_ITEMS) for start in range(0, len(items), PART_ITEMS)]
-        self._parts = tuple(self._write_part(Rows(vectors[piece], items[piece])) for piece in pieces)
+        pieces = [slice(start, start + PART_ITEMS) for start in range(kept * PART_ITEMS, len(items), PART_ITEMS)]
+        new = (self._write_part(Rows(vectors[piece], items[piece])) for piece in pieces)
+        self._parts = (*self._parts[:kept], *new)
         self._write_manifest(manifest)
         self._remove_orphans()
 

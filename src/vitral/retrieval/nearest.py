@@ -3,7 +3,6 @@
 n vectors kept, m queries, D features; every vector has length 1, so that a cosine is a product.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,10 +14,12 @@ from torch import Tensor
 
 from vitral.config import NearestKind
 from vitral.errors import CheckpointError, ConfigError
-from vitral.weights.atomic import sync_folder
+from vitral.weights.atomic import replacing
 
 CELLS = 2**24
 """Cosines that are looked at at once, whatever the number of vectors."""
+ROUNDING = 1e-6
+"""How far the product of two equal vectors of length 1 may be from 1."""
 PAIRS = 2**20
 """Near pairs that are looked at at once, unless a vector alone has more."""
 LINKS, BUILD_WIDTH, SEARCH_WIDTH = 32, 128, 256
@@ -104,12 +105,11 @@ class Approximate:
 
     def write(self, path: Path) -> None:
         """Keep it, whole or not at all."""
-        temporary = path.with_name(f".{path.name}.tmp")
-        import_faiss().write_index(self.index, str(temporary))
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
+        with replacing(path) as temporary:
+            try:
+                import_faiss().write_index(self.index, str(temporary))
+            except RuntimeError as error:  # of faiss, whatever the system said
+                raise OSError(str(error).rpartition(": ")[2]) from error
 
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """(m, D) -> cosines (m, k) and rows (m, k), -1 where fewer were found."""
@@ -148,7 +148,7 @@ def near_pairs(vectors: Tensor, least: float) -> Iterator[tuple[RowNumbers, RowN
     n = len(vectors)
     step, few = max(CELLS // max(n, 1), 1), max(PAIRS // max(n, 1), 1)
     for start in range(0, n, step):
-        near = (vectors[start : start + step] @ vectors[start:].mT >= least).triu_(1).numpy()
+        near = (vectors[start : start + step] @ vectors[start:].mT >= least - ROUNDING).triu_(1).numpy()
         for first in range(0, len(near), few):
             i, j = np.divmod(np.flatnonzero(near[first : first + few]), n - start)
             yield start + first + i, start + j

@@ -1,9 +1,7 @@
 """The addresses of the server, and what each does. All that a model does is done by `Predictor`."""
 
 import asyncio
-import base64
 import contextlib
-import io
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +11,6 @@ from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
-from PIL import Image
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, TypeAdapter
 from starlette.exceptions import HTTPException
@@ -21,22 +18,23 @@ from starlette.exceptions import HTTPException
 from vitral import __version__
 from vitral.config import Serving, pair
 from vitral.data.ahead import use_cores
-from vitral.data.images import AtLeast, read_image
+from vitral.data.images import ImageLimits
 from vitral.data.inputs import ImageInputs
 from vitral.errors import InputError, UnknownNameError, VitralError
 from vitral.explanation.colours import TABLE
-from vitral.explanation.explain import blocks_of, looks_from_cls
+from vitral.explanation.explain import Explanation, blocks_of, looks_from_cls
 from vitral.explanation.page import pack_rows, png_base64
 from vitral.inference.memory import give_freed_memory_back
 from vitral.inference.predictor import Predictor
 from vitral.serving import models, schema
-from vitral.serving.batching import BusyError, Done
+from vitral.serving.batching import BusyError
 from vitral.serving.forms import A, read_request
-from vitral.serving.logs import Metrics, Watch
+from vitral.serving.logs import Metrics, Watch, log
 from vitral.serving.models import Served
 from vitral.serving.patience import Handler, while_awaited
 from vitral.serving.refusals import RefusedError, refusal_of
 from vitral.serving.security import Guard, Keys, SafeHeaders
+from vitral.serving.thumbnails import Thumbnails
 from vitral.tasks.drawing import colour
 
 TYPES = {
@@ -46,10 +44,6 @@ TYPES = {
     ".png": "image/png",
     ".svg": "image/svg+xml",
 }
-THUMBNAIL = 160
-"""Longer side of a small picture."""
-MOST_THUMBNAILS = 50
-"""Neighbours that have one."""
 GIVE_BACK_SECONDS = 60.0
 """How often the memory that is free goes back to the system."""
 T = TypeVar("T")
@@ -69,11 +63,14 @@ class Server:
         self.index = None if index is None else Served(models.INDEX, index, options, self.metrics)
         self.everyone = [*self.models.values(), *([self.index] if self.index else [])]
         self.readers = ThreadPoolExecutor(options.decoders, thread_name_prefix="reader")
+        self.thumbnails = Thumbnails(ImageLimits(max_pixels=options.max_pixels))
+        self.connections: Callable[[], int] = lambda: 0  # how many there are, if somebody knows
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         """From the start to the end, at which everything that was taken is finished."""
         use_cores(self.readers, self.options.decoders, 1)
+        self.thumbnails.start()
         for each in self.everyone:
             each.batcher.start()
         await asyncio.gather(*(each.batcher.do(each.warm_up) for each in self.everyone))
@@ -82,6 +79,8 @@ class Server:
         giving.cancel()
         await asyncio.gather(*(each.batcher.close() for each in self.everyone))
         self.readers.shutdown(wait=False, cancel_futures=True)  # nobody waits for what is still being read
+        self.thumbnails.close()
+        log("stopped")
 
     async def _give_memory_back(self) -> None:
         """Now and then: waiting images lie between large tensors, and what is kept for both would grow and grow."""
@@ -92,6 +91,10 @@ class Server:
     def full(self) -> bool:
         """Whether nobody can take anything."""
         return all(each.batcher.full for each in self.everyone)
+
+    def crowded(self) -> bool:
+        """Whether there are more clients than may be."""
+        return self.connections() > self.options.max_connections
 
     async def read(self, function: Callable[..., T], *arguments: Any) -> T:
         """Do something outside of the event loop; what nobody waits for any more holds nothing while it is queued."""
@@ -105,10 +108,11 @@ class Server:
         """What is asked, and about what."""
         return await self.read(read_request, await request.body(), request.headers.get("content-type", ""), kind)
 
-    async def ask(
+    @contextlib.asynccontextmanager
+    async def asked(
         self, request: Request, served: Served, question: Any, item: bytes | str
-    ) -> tuple[Done, dict[str, Any]]:
-        """Put a question to a model; the result, and what every answer has."""
+    ) -> AsyncIterator[tuple[Any, dict[str, Any]]]:
+        """A model's result for a question, and what every answer has; until it is made, it has a place in the queue."""
         request.scope["vitral"] = {"model": served.name}
         reads = served.predictor.inputs.what
         if (reads == "text") != isinstance(item, str):
@@ -118,9 +122,9 @@ class Server:
             ready = await self.read(question.prepare, served.subject, item)
             took = time.perf_counter() - began
             done = await served.batcher.send(question, ready)
-        timing = {"read_ms": took, "wait_ms": done.waited, "run_ms": done.ran}
-        told = {name: round(1000 * seconds, 2) for name, seconds in timing.items()} | {"batch": done.batch}
-        return done, {"model": served.name, "timing": told}
+            timing = {"read_ms": took, "wait_ms": done.waited, "run_ms": done.ran}
+            told = {name: round(1000 * seconds, 2) for name, seconds in timing.items()} | {"batch": done.batch}
+            yield done.result, {"model": served.name, "timing": told}
 
     async def answer(self, kind: TypeAdapter[Any], make: Callable[[], dict[str, Any]]) -> Response:
         """A response of that type; large ones would keep the event loop busy."""
@@ -143,8 +147,12 @@ def create_app(
         summary="Vision Transformers: predict, embed, explain, search.",
     )  # fmt: skip
     app.state.server = server
-    app.add_middleware(Guard, keys=keys or Keys([]), hosts=hosts, options=server.options, full=server.full)
-    app.add_middleware(Watch, metrics=server.metrics)
+    app.add_middleware(
+        Guard, keys=keys or Keys([]), hosts=hosts, options=server.options, full=server.full, crowded=server.crowded
+    )
+    app.add_middleware(
+        Watch, metrics=server.metrics, paths=lambda: {getattr(route, "path", "") for route in app.routes}
+    )
     app.add_middleware(SafeHeaders)  # the last added is the first to see a request
     for error in (RefusedError, VitralError, BusyError, HTTPException):
         app.add_exception_handler(error, _refuse)
@@ -186,16 +194,16 @@ def _add_questions(app: FastAPI, server: Server) -> None:
         """What a model says about an image or a text."""
         asked, item = await server.understand(request, schema.PredictRequest)
         served = find(asked.model)
-        done, told = await server.ask(request, served, models.Predict(asked.top_k), item)
-        told |= {"task": served.predictor.task.name, "note": done.result.note}
-        return await server.answer(PREDICTION, lambda: told | done.result.content())
+        async with server.asked(request, served, models.Predict(asked.top_k), item) as (answer, told):
+            told |= {"task": served.predictor.task.name, "note": answer.note}
+            return await server.answer(PREDICTION, lambda: told | answer.content())
 
     @post("/v1/embed", schema.EmbedRequest, schema.Embedded)
     async def embed(request: Request) -> Response:
         """The vector that a model's head receives."""
         asked, item = await server.understand(request, schema.EmbedRequest)
-        done, told = await server.ask(request, find(asked.model), models.Embed(), item)
-        return await server.answer(EMBEDDED, lambda: told | {"embedding": done.result.tolist()})
+        async with server.asked(request, find(asked.model), models.Embed(), item) as (vector, told):
+            return await server.answer(EMBEDDED, lambda: told | {"embedding": vector.tolist()})
 
     @post("/v1/explain", schema.ExplainRequest, schema.Explained)
     async def explain(request: Request) -> Response:
@@ -203,15 +211,14 @@ def _add_questions(app: FastAPI, server: Server) -> None:
         asked, item = await server.understand(request, schema.ExplainRequest)
         patch = None if asked.patch is None else (asked.patch[0], asked.patch[1])
         question = models.Explain(asked.method, asked.layer, asked.head, asked.target, patch, asked.rows)
-        done, told = await server.ask(request, find(asked.model), question, item)
 
-        def content() -> dict[str, Any]:
-            made = done.result
+        def content(made: Explanation, told: dict[str, Any]) -> dict[str, Any]:
             rows = {} if made.rows is None else {"rows": pack_rows(made.rows)}
             image = {"image": png_base64(made.image)} if asked.rows else {}
             return told | made.to_dict() | rows | image
 
-        return await server.answer(EXPLAINED, content)
+        async with server.asked(request, find(asked.model), question, item) as asked_for:
+            return await server.answer(EXPLAINED, lambda: content(*asked_for))
 
     @post("/v1/search", schema.SearchRequest, schema.Searched)
     async def search(request: Request) -> Response:
@@ -220,29 +227,14 @@ def _add_questions(app: FastAPI, server: Server) -> None:
         index = server.index
         if index is None:
             raise RefusedError(404, "no_index", "no index is loaded; start the server with --index PATH.")
-        done, told = await server.ask(request, index, models.Search(asked.top_k), item)
-
-        def content() -> dict[str, Any]:
-            pictures = MOST_THUMBNAILS if asked.thumbnails and index.predictor.inputs.what == "image" else 0
+        pictures = asked.thumbnails and index.predictor.inputs.what == "image"
+        async with server.asked(request, index, models.Search(asked.top_k), item) as (matches, told):
+            small = await server.thumbnails.of([match.name for match in matches]) if pictures else [None] * len(matches)
             found = [
-                {"name": m.item, "score": m.score, "thumbnail": thumbnail(m.name) if i < pictures else None}
-                for i, m in enumerate(done.result)
+                {"name": match.item, "score": match.score, "thumbnail": picture}
+                for match, picture in zip(matches, small, strict=True)
             ]
-            return told | {"matches": found}
-
-        return await server.answer(SEARCHED, content)
-
-
-def thumbnail(path: str) -> str | None:
-    """A small JPEG of a file of the index, in base64; None where it has gone."""
-    try:
-        pixels = read_image(path, at_least=AtLeast(THUMBNAIL, THUMBNAIL))
-    except VitralError:
-        return None
-    picture, buffer = Image.fromarray(pixels.permute(1, 2, 0).numpy()), io.BytesIO()
-    picture.thumbnail((THUMBNAIL, THUMBNAIL))
-    picture.save(buffer, "JPEG", quality=80)
-    return base64.b64encode(buffer.getvalue()).decode()
+            return await server.answer(SEARCHED, lambda: told | {"matches": found})
 
 
 def _add_facts(app: FastAPI, server: Server) -> None:

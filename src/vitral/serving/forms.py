@@ -5,14 +5,19 @@ import binascii
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from vitral.errors import InputError, unknown_name
 from vitral.serving.refusals import RefusedError
-from vitral.serving.schema import Asked
+from vitral.serving.schema import MAX_TEXT, Asked
 
 MAX_PARTS = 16
+MAX_HEADERS, MAX_HEADER_BYTES = 8, 4096
+"""Of each part of a form."""
+MAX_SIGNS = MAX_TEXT + 100
+"""Quotes, commas and brackets of a JSON document: the longest text may be of nothing else, an image has none."""
 A = TypeVar("A", bound=Asked)
 
 
@@ -35,10 +40,15 @@ def read_request(body: bytes, content_type: str, kind: type[A]) -> tuple[A, byte
 
 
 def _read_json(body: bytes, kind: type[A]) -> tuple[A, bytes | None]:
+    if sum(map(body.count, (b'"', b",", b"[", b"{"))) > MAX_SIGNS:  # to read it would keep everybody waiting
+        raise RefusedError(400, "bad_json", "the body has far more fields than any request.")
     try:
-        asked = kind.model_validate_json(body)
-    except ValidationError as error:
-        raise _refusal(error, kind) from None
+        document = from_json(body)
+    except ValueError as error:
+        raise RefusedError(400, "bad_json", f"the body is not JSON ({error}).") from None
+    for name in document if isinstance(document, dict) else ():
+        _check_name(name, kind)
+    asked = _validate(kind, document)
     if "image" not in asked.model_fields_set:
         return asked, None
     try:
@@ -54,18 +64,14 @@ def _read_form(body: bytes, boundary: bytes, kind: type[A]) -> tuple[A, bytes | 
     image = parts.pop("image", None)
     fields: dict[str, Any] = {}
     for name, value in parts.items():
-        if name not in (known := _names(kind)):
-            raise unknown_name("field", name[:80], known)
+        _check_name(name, kind)
         try:
             fields[name] = value.decode()
         except UnicodeDecodeError:
             raise RefusedError(400, "bad_form", f"the field {name[:40]!r} is not UTF-8.") from None
     if "patch" in fields:
         fields["patch"] = fields["patch"].split(",")
-    try:
-        return kind.model_validate(fields, strict=False), image
-    except ValidationError as error:
-        raise _refusal(error, kind) from None
+    return _validate(kind, fields, strict=False), image
 
 
 def _parts(body: bytes, boundary: bytes) -> dict[str, bytes]:
@@ -105,7 +111,7 @@ def _parts(body: bytes, boundary: bytes) -> dict[str, bytes]:
             "on_part_data": lambda chunk, start, end: data.extend(memoryview(chunk)[start:end]),
             "on_part_end": part_end,
             "on_end": lambda: state.update(ended=True),
-        })  # fmt: skip
+        }, max_header_count=MAX_HEADERS, max_header_size=MAX_HEADER_BYTES)  # fmt: skip
         parser.write(body)
         parser.finalize()
     except FormParserError as error:
@@ -115,21 +121,22 @@ def _parts(body: bytes, boundary: bytes) -> dict[str, bytes]:
     return parts
 
 
-def _names(kind: type[Asked]) -> list[str]:
-    """What its fields are called by clients."""
-    return [field.alias or name for name, field in kind.model_fields.items()]
+def _check_name(name: str, kind: type[Asked]) -> None:
+    """Raise for a field that is not asked for."""
+    known = [field.alias or ours for ours, field in kind.model_fields.items()]
+    if name not in known:
+        raise unknown_name("field", name[:80], known)
 
 
-def _refusal(error: ValidationError, kind: type[Asked]) -> Exception:
-    """The first thing that is wrong, in a sentence."""
-    first = error.errors(include_url=False, include_context=False)[0]
+def _validate(kind: type[A], fields: Any, strict: bool = True) -> A:
+    """Fields as what is asked, or the first thing that is wrong with them, in a sentence."""
+    try:
+        return kind.model_validate(fields, strict=strict)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
     place = ".".join(map(str, first["loc"]))[:80]
-    if first["type"] == "json_invalid":
-        return RefusedError(400, "bad_json", f"the body is not JSON ({first['msg'].removeprefix('Invalid JSON: ')}).")
-    if first["type"] == "extra_forbidden":
-        return unknown_name("field", place, _names(kind))
     got = first["input"] if isinstance(first["input"], int | float | bool | None) else type(first["input"]).__name__
     if isinstance(first["input"], str):
         got = repr(first["input"][:40])
     said = first["msg"][:1].lower() + first["msg"][1:]
-    return RefusedError(422, "bad_field", f"{place or 'the body'}: {said}, got {got}.")
+    raise RefusedError(422, "bad_field", f"{place or 'the body'}: {said}, got {got}.")

@@ -4,7 +4,7 @@ import json
 import logging
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -74,8 +74,8 @@ class Metrics:
 class Watch:
     """Counts, times and logs every request; an error of ours becomes an answer, and its traceback a line of the log."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self.app, self.metrics = app, metrics
+    def __init__(self, app: ASGIApp, metrics: Metrics, paths: Callable[[], Container[str]]) -> None:
+        self.app, self.metrics, self.paths = app, metrics, paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -99,7 +99,8 @@ class Watch:
             if not status:
                 await refusal_of(error).response()(scope, receive, watched)
         took = time.perf_counter() - began
-        route = getattr(scope.get("route"), "path", "other")  # never what a client made up: each has a time series
+        asked = scope["path"]  # never one that a client made up: each has a time series
+        route = getattr(scope.get("route"), "path", asked if asked in self.paths() else "other")
         self.metrics.requests.labels(route, str(status)).inc()
         self.metrics.seconds.labels(route).observe(took)
         log(

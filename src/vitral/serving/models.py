@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +33,16 @@ LEFT_OUT = ("occlusion", "merging")
 class Predict:
     """What does the model say?"""
 
-    top_k: int
+    top_k: int = field(compare=False)  # whoever asks for more or fewer labels may go in the same batch
 
-    def prepare(self, predictor: Predictor, item: bytes | str) -> Ready:
+    def prepare(self, predictor: Predictor, item: bytes | str) -> tuple[Ready, int]:
         """What can be done outside of the model's thread."""
-        return predictor.ready(item, item if isinstance(item, str) else predictor.inputs.what)
+        return predictor.ready(item, item if isinstance(item, str) else predictor.inputs.what), self.top_k
 
-    def run(self, predictor: Predictor, items: list[Ready]) -> list[Answer]:
+    def run(self, predictor: Predictor, items: list[tuple[Ready, int]]) -> list[Answer]:
         """An answer for each."""
-        return list(predictor.answer(items, self.top_k))
+        ready, counts = zip(*items, strict=True)
+        return [answer.cut(k) for answer, k in zip(predictor.answer(ready, max(counts)), counts, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,6 @@ class Explain:
         """What can be done outside of the model's thread."""
         if isinstance(item, str):
             raise InputError("only images are explained here; for texts use vitral explain.")
-        if self.method in LEFT_OUT:
-            raise InputError(f"{self.method} is not for a server; use vitral explain.")
         check_takes(self.method, self.asked, {"target": "class"})
         return Shown.to(predictor, item)
 
@@ -103,17 +102,18 @@ def _are_few(model: Backbone) -> bool:
 class Search:
     """What is like it in the index?"""
 
-    top_k: int
+    top_k: int = field(compare=False)
 
-    def prepare(self, index: Any, item: bytes | str) -> Ready:
+    def prepare(self, index: Any, item: bytes | str) -> tuple[Ready, int]:
         """The image or text as the model of the index is fed it."""
-        return index.predictor.ready(item, index.predictor.inputs.what)
+        return index.predictor.ready(item, index.predictor.inputs.what), self.top_k
 
-    def run(self, index: Any, items: list[Ready]) -> list[Any]:
+    def run(self, index: Any, items: list[tuple[Ready, int]]) -> list[Any]:
         """The nearest of each."""
-        vectors = index.predictor.vectors([item.x for item in items])
+        ready, counts = zip(*items, strict=True)
+        vectors = index.predictor.vectors([item.x for item in ready])
         try:
-            return index.search_vectors(vectors, self.top_k)
+            return [some[:k] for some, k in zip(index.search_vectors(vectors, max(counts)), counts, strict=True)]
         except UnreachableError as error:  # none of them can be found: no need to try each alone
             return [error] * len(items)
 

@@ -32,7 +32,11 @@ def busy() -> RefusedError:
 
 def late() -> RefusedError:
     """The deadline has passed."""
-    return RefusedError(504, "late", "the answer was not ready in time; ask for less, or raise --deadline.")
+    return RefusedError(
+        504,
+        "late",
+        "the answer was not ready in time; ask for less, or later; whoever runs the server can raise --deadline.",
+    )
 
 
 def gone() -> RefusedError:

@@ -118,13 +118,15 @@ class Guard:
     """Refuses what has no key, comes under a strange name, is too large or too slow; hands the rest on, read.
 
     `hosts` are the names that the server may be called by, all if there are none: without keys, a web page could
-    otherwise reach a server on loopback by a name of its own. `full` tells that nothing more can be taken.
+    otherwise reach a server on loopback by a name of its own. `full` tells that no more questions can be taken,
+    `crowded` that there are too many clients.
     """
 
     def __init__(
-        self, app: ASGIApp, keys: Keys, hosts: tuple[str, ...], options: Serving, full: Callable[[], bool]
-    ) -> None:
-        self.app, self.keys, self.hosts, self.full = app, keys, hosts, full
+        self, app: ASGIApp, keys: Keys, hosts: tuple[str, ...], options: Serving, full: Callable[[], bool],
+        crowded: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self.app, self.keys, self.hosts, self.full, self.crowded = app, keys, hosts, full, crowded
         self.max_body, self.max_buffered = int(options.max_body_mb * 2**20), int(options.max_buffered_mb * 2**20)
         self.max_body_mb, self.seconds = options.max_body_mb, options.upload_seconds
         self.buffered = 0
@@ -174,19 +176,27 @@ class Guard:
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         """All that can be told from the headers."""
+        if self.crowded():
+            refusal = busy()
+            refusal.headers["Connection"] = "close"
+            raise refusal
         host = headers.get("host", "")
         name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
         if self.hosts and name.lower() not in self.hosts:
-            raise RefusedError(421, "bad_host", "this server is not called by this name; --allowed-host adds names.")
+            raise RefusedError(
+                421,
+                "bad_host",
+                "this server is not called by this name; whoever runs it can add names with --allowed-host.",
+            )
         free = scope["path"] in OPEN or scope["path"].startswith(PAGE)
-        if not self.keys and not free and headers.get("sec-fetch-site") == "cross-site":
+        if not self.keys and not free and _of_another_site(headers, host):
             raise RefusedError(403, "cross_site", "pages of other sites may not ask this server.")
         if self.keys and not free and not self.keys.admit(headers):
             raise RefusedError(
                 401, "no_key", "a key is needed: Authorization: Bearer KEY.", {"WWW-Authenticate": "Bearer"}
             )
         length = headers.get("content-length", "0")
-        if not (length.isascii() and length.isdecimal()) or int(length) > self.max_body:
+        if not (length.isascii() and length.isdecimal()) or len(length) > 18 or int(length) > self.max_body:
             raise self._too_large()
         if scope["method"] == "POST" and self.full():
             raise busy()
@@ -195,6 +205,14 @@ class Guard:
         return RefusedError(
             413, "too_large", f"the request has more than {self.max_body_mb:g} MiB; make the image smaller."
         )
+
+
+def _of_another_site(headers: Headers, host: str) -> bool:
+    """Whether a browser says that a page of somebody else asks; older ones tell only where the page is from."""
+    origin = headers.get("origin")
+    return headers.get("sec-fetch-site") == "cross-site" or (
+        origin is not None and origin.partition("://")[2].lower() != host.lower()
+    )
 
 
 async def _chunks(receive: Receive) -> AsyncIterator[tuple[bytes, bool]]:

@@ -5,13 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
+from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from vitral.config import Serving
 from vitral.errors import ConfigError
 from vitral.serving.logs import log, log_to_stderr
-from vitral.serving.refusals import busy
 
 MAX_HEADERS = 16 * 1024
 HEADER_SECONDS = 10.0
@@ -68,6 +67,7 @@ def bind(host: str, port: int) -> socket.socket:
         made = socket.socket(family, kind, protocol)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
+        made.listen()  # two may be bound to one port, as long as none listens
     except (OSError, OverflowError) as error:
         if made is not None:
             made.close()
@@ -75,7 +75,7 @@ def bind(host: str, port: int) -> socket.socket:
     return made
 
 
-def serve(app: ASGIApp, listening: socket.socket, options: Serving, say: Callable[[str], None]) -> None:
+def serve(app: FastAPI, listening: socket.socket, options: Serving, say: Callable[[str], None]) -> None:
     """Serve until a signal comes; `say` is told the address."""
     log_to_stderr()
     host, port = listening.getsockname()[:2]
@@ -85,21 +85,13 @@ def serve(app: ASGIApp, listening: socket.socket, options: Serving, say: Callabl
         log("listening", url=url)
         say(url)
 
-    async def counted(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or len(server.server_state.connections) <= options.max_connections:
-            await app(scope, receive, send)
-            return
-        refusal = busy()
-        refusal.headers["Connection"] = "close"
-        await refusal.response()(scope, receive, send)
-
     config = uvicorn.Config(
-        counted, http=Patient, ws="none", log_config=None, access_log=False, server_header=False, proxy_headers=False,
+        app, http=Patient, ws="none", log_config=None, access_log=False, server_header=False, proxy_headers=False,
         h11_max_incomplete_event_size=MAX_HEADERS,
         timeout_graceful_shutdown=int(options.upload_seconds + options.deadline) + 1,
     )  # fmt: skip
     server = _Server(config, started)
+    app.state.server.connections = lambda: len(server.server_state.connections)
     server.run(sockets=[listening])
-    log("stopped", url=url)
     if not server.started:
         raise RuntimeError("the server could not be started; why is in the log above.")

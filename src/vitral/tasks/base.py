@@ -76,6 +76,10 @@ class Answer(ABC):
     def content(self) -> dict[str, Any]:
         """The answer itself as plain values."""
 
+    def cut(self, top_k: int) -> Self:
+        """The same with its `top_k` likeliest labels alone, where there are some to choose from."""
+        return self
+
     @abstractmethod
     def text(self) -> str:
         """The answer in a line."""

@@ -1,7 +1,7 @@
 """Classification: one label for an image."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -31,6 +31,10 @@ class Prediction(Answer):
         """Labels with probabilities, the likeliest first."""
         pairs = zip(self.labels, self.probabilities, strict=True)
         return {"predictions": [{"label": k, "probability": round(p, 6)} for k, p in pairs]}
+
+    def cut(self, top_k: int) -> Self:
+        """The same with its `top_k` likeliest labels alone."""
+        return replace(self, labels=self.labels[:top_k], probabilities=self.probabilities[:top_k])
 
     def text(self) -> str:
         """Labels with percentages."""

@@ -1,7 +1,8 @@
 """Files that are there whole or not at all, whatever happens while they are written."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -11,33 +12,32 @@ from torch import Tensor
 from vitral.errors import CheckpointError
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that after a crash there is either the old one or the new one, whole."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name to write to: after a crash there is either the old file or the new one, whole."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
+        yield temporary
+        with temporary.open("rb") as file:
             os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise CheckpointError(
-            f"{path} cannot be written ({error.strerror}); what was there before is untouched."
-        ) from error
-    sync_folder(path.parent)
-
-
-def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file atomically."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        write_tensors(temporary, tensors)
         temporary.replace(path)
     except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
-        raise CheckpointError(f"{path} cannot be written ({error}); what was there before is untouched.") from error
+        why = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{path} cannot be written ({why}); what was there before is untouched.") from error
     sync_folder(path.parent)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file."""
+    with replacing(path) as temporary:
+        write_tensors(temporary, tensors)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
