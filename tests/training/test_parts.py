@@ -180,6 +180,14 @@ class TestClassify:
         assert fit_temperature(logits * 3, targets) == pytest.approx(3, rel=0.05)
         assert fit_temperature(logits / 2, targets) == pytest.approx(0.5, rel=0.05)
 
+    @pytest.mark.parametrize("n", [10, 70, 500])
+    def test_without_a_mistake_a_model_is_as_sure_as_so_many_images_allow(self, n):
+        targets = torch.arange(n) % 5
+        noise = torch.randn(n, 5, generator=torch.Generator().manual_seed(1))
+        logits = 3 * torch.eye(5)[targets] + 0.1 * noise
+        sure = (logits / fit_temperature(logits, targets)).softmax(1).gather(1, targets[:, None])
+        assert float(sure.mean()) == pytest.approx((n + 1) / (n + 2), abs=0.2 / n)
+
 
 class TestMetrics:
     def test_wilson_interval(self):

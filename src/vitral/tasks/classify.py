@@ -135,11 +135,17 @@ class Classify(Task):
 
 
 def fit_temperature(logits: Tensor, targets: Tensor) -> float:
-    """The T that makes softmax(logits / T) most probable on held-out data, found by ternary search on log T."""
-    low, high = -3.0, 3.0
+    """The T that makes softmax(logits / T) most probable on held-out data, found by ternary search on log T.
+
+    Of n images that are all right, the next is so with (n + 1) / (n + 2) (Laplace's rule of succession; Platt, 1999):
+    the rest of each target's 1 goes to the other classes. Else few images without a mistake would make T nothing.
+    """
+    (n, K), low, high = logits.shape, -3.0, 3.0
+    smoothing = K / (K - 1) / (n + 2) if K > 1 else 0.0  # of which torch gives a share to the class itself
 
     def cost(log_t: float) -> float:
-        return float(F.cross_entropy(logits.double() / torch.tensor(log_t).double().exp(), targets))
+        x = logits.double() / torch.tensor(log_t).double().exp()
+        return float(F.cross_entropy(x, targets, label_smoothing=smoothing))
 
     for _ in range(60):
         third = (high - low) / 3
