@@ -261,7 +261,7 @@ def test_a_text_file_gets_the_servers_sentence_and_the_next_picture_an_answer(br
     page = opened(browser, address)
     page.set_input_files("#file", {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"not a picture"})
     page.locator("#error").wait_for()
-    assert page.inner_text("#error").startswith("image is not an image of a known format")
+    assert page.inner_text("#error").startswith("notes.txt is not an image of a known format")
     assert page.get_attribute("#error", "role") == "alert"
     assert page.locator("#empty").is_visible()
     assert page.locator("#busy").is_hidden()
@@ -394,7 +394,7 @@ def test_a_view_that_is_no_longer_wanted_does_not_come_back(page):
     again = {"name": "a.png", "mimeType": "image/png", "buffer": picture(5)}
     for view, ask in (
         ("Rollout", lambda: page.check("#views input[value=rollout]")),
-        ("Attention", lambda: page.set_input_files("#file", again)),
+        ("Attention", lambda: [page.check("#views input[value=attention]"), page.set_input_files("#file", again)]),
     ):
         with page.expect_request("**/v1/explain"):
             ask()

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import vitral
-from helpers import difference, images, same, tampered
+from helpers import difference, images, redraw, same, tampered
 from tiny import MODELS, pictures, tiny_predictor
 from vitral.cli.main import main
 from vitral.errors import CheckpointError, ConfigError, InputError, VitralError
@@ -65,6 +65,15 @@ def test_the_file_alone_answers_as_the_model(files, what, format):
     else:
         for a, b in zip(again.predict(pictures()), predictor.predict(pictures()), strict=True):
             assert same(a.content(), b.content())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", FORMATS.values())
+def test_windows_that_fit_are_exported_too(tmp_path, suffix):
+    model = redraw(vitral.create_model("swin_micro_patch2_window4_32", num_classes=3, img_size=(32, 64)))
+    made = vitral.export(model, tmp_path / f"swin{suffix}")
+    x = images(3, 3, 32, 64)
+    assert difference(Predictor(made.path).logits(x), Predictor(model).logits(x)) < 1e-4
 
 
 FREE = [("classify", ".xml"), ("sinusoids", ".onnx"), ("segment", ".onnx"), ("detect", ".onnx"), ("cnn", ".onnx")]

@@ -191,8 +191,10 @@ def test_a_bad_image_has_the_sentence_of_the_command_line(runs, served, tmp_path
     for data in (b"", b"not an image", picture()[:60], picture(kind="JPEG")[:100], b"GIF89a" + bytes(40)):
         path = tmp_path / "image"
         path.write_bytes(data)
-        main(["predict", str(runs["classify"]), str(path)])
-        printed = capsys.readouterr().out.strip().removeprefix(f"{path}: ")
+        assert main(["predict", str(runs["classify"]), str(path)]) == 2
+        printed, last = capsys.readouterr().err.splitlines()
+        assert last == "vitral: there is no answer for the image."
+        printed = printed.removeprefix("warning: ")
         for send in (as_form(data), as_json(data)):
             assert error(served.post("/v1/predict", **send), 422, "bad_image") == printed.replace(str(path), "image")
 

@@ -406,8 +406,9 @@ class TestCommandLine:
         return code, out, err
 
     def test_predict(self, run, capsys):
-        _, out, _ = self.say(capsys, "predict", run.path, "a 1", "")
-        assert out.splitlines() == ["a 1: a/O 1/B-NUM", ": the text is empty; give at least one character."]
+        code, out, err = self.say(capsys, "predict", run.path, "a 1", "")
+        assert (code, out) == (0, "a 1: a/O 1/B-NUM\n")
+        assert err == "warning: the text is empty; give at least one character.\n"
         _, out, _ = self.say(capsys, "predict", run.path, "a 1", "--json")
         (answer,) = json.loads(out)
         assert [(row["word"], row["tag"]) for row in answer["words"]] == [("a", "O"), ("1", "B-NUM")]

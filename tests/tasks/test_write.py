@@ -472,8 +472,18 @@ class TestCommandLine:
 
     def test_texts_from_arguments_files_and_standard_input(self, runs, capsys, tmp_path, monkeypatch):
         run = runs["translate"].path
-        _, out, _ = self.say(capsys, "predict", run, "three", "")
-        assert out.splitlines() == ["three: tre", ": the text is empty; give at least one character."]
+        code, out, err = self.say(capsys, "predict", run, "three", "")
+        assert (code, out) == (0, "three: tre\n")
+        assert err == "warning: the text is empty; give at least one character.\n"
+        code, out, err = self.say(capsys, "predict", run, "", " ", "--json")
+        assert (code, len(json.loads(out))) == (2, 2)
+        assert err == "vitral: there is no answer for any of the 2 texts.\n"
+        monkeypatch.setattr(
+            "sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(b"\xff\xd8\xff\xe0\0\x10JFIF\0")))
+        )
+        code, out, err = self.say(capsys, "predict", run, "-")
+        assert (code, out) == (2, "")
+        assert err == "vitral: what comes on standard input is not text; - takes lines with texts.\n"
         (tmp_path / "in.txt").write_text("one\ntwo\n")
         assert self.say(capsys, "predict", run, tmp_path / "in.txt")[1] == "one: uno\ntwo: due\n"
         monkeypatch.setattr("sys.stdin", io.StringIO("ten\nnine\n"))

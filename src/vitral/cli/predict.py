@@ -70,7 +70,7 @@ def find_images(paths: tuple[str, ...]) -> Iterator[str | Path]:
         )
     for path in paths:
         if path == "-":
-            yield from (line.rstrip("\n") for line in sys.stdin if line.strip())
+            yield from filter(str.strip, _lines_on_stdin("paths of images; give the path of this one"))
         elif Path(path).is_dir():
             found = list_images(Path(path))
             if not found:
@@ -85,13 +85,25 @@ def find_images(paths: tuple[str, ...]) -> Iterator[str | Path]:
             yield path
 
 
+def _lines_on_stdin(what: str) -> Iterator[str]:
+    """Lines of standard input, which must not be a file of another kind."""
+    wrong = InputError(f"what comes on standard input is not text; - takes lines with {what}.")
+    raw = getattr(sys.stdin, "buffer", None)
+    if raw is not None and b"\0" in raw.peek():  # which every image has among its first bytes
+        raise wrong
+    try:
+        yield from (line.rstrip("\n") for line in sys.stdin)
+    except UnicodeDecodeError:
+        raise wrong from None
+
+
 def find_texts(texts: tuple[str, ...], prompt: str | None = None) -> Iterator[str]:
     """Every text that is given: itself, the lines of a file, or with - those of standard input; then the prompt."""
     if not texts and prompt is None:
         raise InputError("no text is given; give texts, files with one on each line, or - for standard input.")
     for text in texts:
         if text == "-":
-            yield from (line.rstrip("\n") for line in sys.stdin)
+            yield from _lines_on_stdin("texts")
         elif os.path.isfile(text):  # pathlib would stumble over a long text
             try:
                 yield from Path(text).read_text(encoding="utf-8-sig").splitlines()
@@ -161,9 +173,24 @@ def run(options: Options) -> None:
         answers = write_pictures(answers, Path(options.out), predictor)
     bar = Console(stderr=True)
     answers = track(answers, "predicting", console=bar, transient=True, disable=not sys.stderr.isatty())
+    count, errors = 0, []
+
+    def watched() -> "Iterator[Answer]":
+        nonlocal count
+        for answer in answers:
+            count += 1
+            if answer.error:
+                errors.append(answer.error)
+            yield answer
+
+    _print(watched(), options, what, predictor.task.answer.columns)
+    if count and len(errors) == count:
+        raise InputError(f"there is no answer for {f'the {what}' if count == 1 else f'any of the {count:,} {what}s'}.")
+
+
+def _print(answers: "Iterator[Answer]", options: Options, what: str, columns: tuple[str, ...]) -> None:
     if options.csv:
         writer = csv.writer(sys.stdout)
-        columns = predictor.task.answer.columns
         writer.writerow([what, *columns, "error"])
         for answer in answers:
             rows = [] if answer.error else [[answer.name, *row, ""] for row in answer.rows()]
@@ -175,5 +202,9 @@ def run(options: Options) -> None:
         print("\n]")
     else:
         for answer in answers:
-            told = f"{answer.name}: {answer.error or answer.text()}".replace(": \n", ":\n")
+            if answer.error:
+                named = answer.name in answer.error
+                print(f"warning: {'' if named else f'{answer.name}: '}{answer.error}", file=sys.stderr)
+                continue
+            told = f"{answer.name}: {answer.text()}".replace(": \n", ":\n")
             print(told + f"  ({answer.note})" * bool(answer.note))

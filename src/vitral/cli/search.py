@@ -49,8 +49,13 @@ def run(options: Options) -> None:
     found = [(str(query), *each) for query, each in zip(asked, index.search_each(asked, options.top_k), strict=True)]
     if not found:
         raise InputError(f"there is no {index.manifest.what} to look for; give at least one.")
+    images = index.manifest.what == "image"
     if all(error for _, _, error in found):
-        raise InputError(found[0][2])
+        lost = images and not Path(found[0][0]).exists()
+        raise InputError(found[0][2] + " This is an index of images: give one to look for." * lost)
+    if images and not Path(index.manifest.folder).exists():
+        print(f"warning: {index.manifest.folder} is gone; if it has moved, vitral index finds it again: "
+              f"vitral index {index.source} FOLDER --out {index.place}", file=sys.stderr)  # fmt: skip
     if options.out:
         from vitral.reporting.search import write_results
 

@@ -138,6 +138,8 @@ class ImageInputs(Inputs):
             return read_sized(item, self.mode, None if whole else decode_size(self.preprocess), self.limits)
         if isinstance(item, Image.Image):
             item = np.asarray(item.convert("L" if self.mode == "grey" else "RGB"))
+        if not isinstance(item, np.ndarray | Tensor):
+            raise InputError(f"an image is a path, bytes, a PIL image or an array, got {type(item).__name__}.")
         x = torch.from_numpy(np.array(item)) if isinstance(item, np.ndarray) else item
         if isinstance(item, np.ndarray):
             x = x[:, :, None] if x.ndim == 2 else x

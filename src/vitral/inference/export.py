@@ -286,11 +286,26 @@ def trace(graph: AnyGraph) -> Any:
     return program
 
 
+def lay_out_attention(program: Any) -> None:
+    """Let what attention gives lie in order, as ONNX's does: torch's kernel has its own way, which views rely on."""
+    for node in program.graph.find_nodes(
+        op="call_function", target=torch.ops.aten.scaled_dot_product_attention.default
+    ):
+        with program.graph.inserting_after(node):
+            ordered = program.graph.call_function(
+                torch.ops.aten.clone.default, (node,), {"memory_format": torch.contiguous_format}
+            )
+        ordered.meta["val"] = node.meta["val"].contiguous()
+        node.replace_all_uses_with(ordered, delete_user_cb=lambda user, new=ordered: user is not new)
+
+
 def write_onnx(graph: AnyGraph, document: Document, path: Path) -> None:
     """One `.onnx` file, or two where the weights are too many for one."""
     require("export to ONNX", "onnx", "onnxscript", "onnxruntime")
+    program = trace(graph)
+    lay_out_attention(program)
     made = torch.onnx.export(
-        trace(graph),
+        program,
         dynamo=True,
         input_names=list(graph.inputs),
         output_names=list(graph.outputs),

@@ -271,6 +271,8 @@ class Predictor:
         """The model that gives one vector for an image or text."""
         if self.task.pool == "tokens":
             raise InputError("this model has a vector for each token, not one for a text; embed with another.")
+        if isinstance(self.task, Writes) and self.inputs.what == "text":
+            raise InputError("a model that writes has no vector for a text; embed with a run that classifies texts.")
         model = self.network.model if isinstance(self.network, Packed) else self.model
         return model if isinstance(model, TextEncoder) else image_backbone_of(model)
 

@@ -151,7 +151,7 @@ class Index:
 
     def search_vectors(self, vectors: Tensor, top_k: int = 10) -> list[list[Match]]:
         """The nearest of vectors (m, D) that the same model gave, of any length."""
-        D = self.manifest.embedding.width
+        D, vectors = self.manifest.embedding.width, torch.as_tensor(vectors)
         if top_k < 1:
             raise InputError(f"top_k must be at least 1, got {top_k}.")
         if vectors.ndim != 2 or vectors.shape[1] != D:
@@ -159,7 +159,7 @@ class Index:
         if not len(vectors):
             return []
         found = self.store.search(F.normalize(vectors.float(), dim=1), top_k)
-        return [[Match(self._name(item), score, item.name) for score, item in some] for some in found]
+        return [[Match(self._name(item), min(score, 1.0), item.name) for score, item in some] for some in found]
 
     def duplicates(self, least: float) -> list[list[str]]:
         """Groups of items that hang together by cosines of at least `least`, the largest group first."""
@@ -198,9 +198,10 @@ def _build(
     found = list(_list_items(predictor, folder))
     if not found:
         raise DataError(f"{folder} has no {predictor.inputs.what}s in it.")
+    model = fingerprint(predictor)  # or what is wrong with it, before there is anything
     wanted = set(found)
     with store.writing() as before:
-        manifest = _begin(predictor, folder, store, before)
+        manifest = _begin(predictor, model, folder, store, before, wanted)
         manifest = replace(manifest, asked=o.nearest or manifest.asked)
         store.require(_nearest(manifest, len(found)), manifest.embedding.width)
         if before is None:
@@ -239,9 +240,10 @@ def _build(
         return Change(added, len(there), len(gone), errors, seconds)
 
 
-def _begin(predictor: Predictor, folder: Path, store: Store, manifest: Manifest | None) -> Manifest:
+def _begin(
+    predictor: Predictor, model: str, folder: Path, store: Store, manifest: Manifest | None, found: set[Item]
+) -> Manifest:
     """The manifest that is there, if it is for the same model and folder; a new one where there is none."""
-    model = fingerprint(predictor)
     place = str(folder.resolve())
     if manifest is None:
         width = predictor.embedder.config.pooled_dim
@@ -251,9 +253,15 @@ def _begin(predictor: Predictor, folder: Path, store: Store, manifest: Manifest 
         raise CheckpointError(
             f"{store.place} was made with another model, or one that reads images in another way; give another --out."
         )
-    if manifest.folder != place:
+    if manifest.folder != place and not _has_moved(manifest.folder, store, found):
         raise CheckpointError(f"{store.place} is an index of {manifest.folder}, not of {place}; give another --out.")
-    return replace(manifest, source=_lasting(predictor.source))
+    return replace(manifest, folder=place, source=_lasting(predictor.source))
+
+
+def _has_moved(folder: str, store: Store, found: set[Item]) -> bool:
+    """Whether a folder is gone, and most of its files are among those that were found elsewhere."""
+    known = store.items()
+    return not Path(folder).exists() and 2 * len(found.intersection(known)) > len(known)
 
 
 def _nearest(manifest: Manifest, count: int) -> NearestKind:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, wraps
 from importlib.resources import files
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
@@ -217,8 +217,10 @@ def _add_questions(app: FastAPI, server: Server) -> None:
             image = {"image": png_base64(made.image)} if asked.rows else {}
             return told | made.to_dict() | rows | image
 
-        async with server.asked(request, find(asked.model), question, item) as asked_for:
-            return await server.answer(EXPLAINED, lambda: content(*asked_for))
+        if (served := find(asked.model)).predictor.inputs.what != "image":
+            raise InputError(f"{served.name} reads texts, and only images are explained here; use vitral explain.")
+        async with server.asked(request, served, question, item) as answered:
+            return await server.answer(EXPLAINED, lambda: content(*answered))
 
     @post("/v1/search", schema.SearchRequest, schema.Searched)
     async def search(request: Request) -> Response:
@@ -242,8 +244,9 @@ def _add_facts(app: FastAPI, server: Server) -> None:
     async def list_models() -> Response:
         """What is served."""
         known = [_describe(each) for each in server.models.values()]
-        index = None if server.index is None else len(server.index.subject)
-        return _respond(schema.Models(version=__version__, models=known, index=index))
+        index = server.index
+        count, reads = (None, None) if index is None else (len(index.subject), _reads(index))
+        return _respond(schema.Models(version=__version__, models=known, index=count, index_reads=reads))
 
     @app.get("/healthz", response_model=schema.Status, responses=ERRORS)
     async def health() -> Response:
@@ -268,13 +271,17 @@ def _respond(document: BaseModel, status: int = 200) -> Response:
     return Response(document.model_dump_json(by_alias=True), status, media_type="application/json")
 
 
+def _reads(served: Served) -> Literal["image", "text"]:
+    return "image" if isinstance(served.predictor.inputs, ImageInputs) else "text"
+
+
 def _describe(served: Served) -> schema.Model:
     predictor = served.predictor
     images = isinstance(predictor.inputs, ImageInputs)
     return schema.Model(
         name=served.name,
         task=predictor.task.name,  # pyright: ignore[reportArgumentType]
-        reads="image" if images else "text",
+        reads=_reads(served),
         labels=list(predictor.labels),
         size=list(pair(predictor.preprocess.img_size)) if images else None,
         explains=served.methods(),

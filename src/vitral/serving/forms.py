@@ -11,7 +11,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from vitral.errors import InputError, unknown_name
 from vitral.serving.refusals import RefusedError
-from vitral.serving.schema import MAX_TEXT, Asked
+from vitral.serving.schema import MAX_TEXT, Asked, AskedText
 
 MAX_PARTS = 16
 MAX_HEADERS, MAX_HEADER_BYTES = 8, 4096
@@ -33,10 +33,15 @@ def read_request(body: bytes, content_type: str, kind: type[A]) -> tuple[A, byte
             415, "bad_content_type",
             f"send application/json or multipart/form-data, got {content_type[:100] or 'no Content-Type'!r}.",
         )  # fmt: skip
-    text = "text" in asked.model_fields_set
-    if text == (image is not None):
-        raise InputError("give an image or a text" + (", not both." if text else "; there is neither."))
-    return asked, asked.text if image is None else image
+    text = asked.text if isinstance(asked, AskedText) and "text" in asked.model_fields_set else None
+    if image is not None and text is not None:
+        raise InputError("give an image or a text, not both.")
+    if image is not None:
+        return asked, image
+    if text is None:
+        what = "an image or a text; there is neither" if isinstance(asked, AskedText) else "an image; there is none"
+        raise InputError(f"give {what}.")
+    return asked, text
 
 
 def _read_json(body: bytes, kind: type[A]) -> tuple[A, bytes | None]:

@@ -74,10 +74,8 @@ class Explain:
         """What only some methods take."""
         return {"layer": self.layer, "head": self.head, "target": self.target, "patch": self.patch}
 
-    def prepare(self, predictor: Predictor, item: bytes | str) -> Shown:
+    def prepare(self, predictor: Predictor, item: bytes) -> Shown:
         """What can be done outside of the model's thread."""
-        if isinstance(item, str):
-            raise InputError("only images are explained here; for texts use vitral explain.")
         check_takes(self.method, self.asked, {"target": "class"})
         return Shown.to(predictor, item)
 

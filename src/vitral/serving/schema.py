@@ -22,29 +22,34 @@ class Typed(BaseModel):
 
 
 class Asked(Typed):
-    """One image or text."""
+    """One image."""
 
     image: str = Field("", description="The image file, in base64. It is never fetched from an address.")
+
+
+class AskedText(Asked):
+    """One image or text."""
+
     text: str = Field("", max_length=MAX_TEXT, description="The text, for a model that reads texts.")
 
 
-class AskedOfModel(Asked):
-    """One image or text, for one model."""
+class AskedOfModel(Typed):
+    """Something that one model is asked."""
 
     model: Name = Field("", description="Name of the model; the first that is served if none is given.")
 
 
-class PredictRequest(AskedOfModel):
+class PredictRequest(AskedOfModel, AskedText):
     """What to predict."""
 
     top_k: TopK = Field(TOP_K, description="Labels to answer with, where the model tells classes apart.")
 
 
-class EmbedRequest(AskedOfModel):
+class EmbedRequest(AskedOfModel, AskedText):
     """What to embed."""
 
 
-class ExplainRequest(AskedOfModel):
+class ExplainRequest(AskedOfModel, Asked):
     """What to explain, and how."""
 
     method: Literal["attention", "rollout", "relevance", "gradcam", "positions", "tokens", "writing"] = "attention"
@@ -61,7 +66,7 @@ class ExplainRequest(AskedOfModel):
     )
 
 
-class SearchRequest(Asked):
+class SearchRequest(AskedText):
     """What to look for in the index, which has a model of its own."""
 
     top_k: TopK = Field(10, description="How many to find.")
@@ -263,11 +268,12 @@ class Model(Typed):
 
 
 class Models(Typed):
-    """What is served; `index` is how many can be searched, or null."""
+    """What is served."""
 
     version: str
     models: list[Model]
-    index: int | None
+    index: int | None = Field(description="How many can be searched, or null without an index.")
+    index_reads: Literal["image", "text"] | None = Field(description="What it is an index of.")
 
 
 class Status(Typed):

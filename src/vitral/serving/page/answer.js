@@ -78,11 +78,16 @@ function drawBoxes(pen, answer, labels, colours, scale) {
   const { width, height, clientWidth } = pen.canvas, dot = width / (clientWidth || width), size = Math.round(13 * dot);  // on the screen
   pen.font = `600 ${size}px system-ui, sans-serif`;
   pen.textBaseline = "top";
-  for (const { label, score, box } of [...answer.objects].reverse()) {  // the best is drawn last
-    const [x0, y0, x1, y1] = box.map(v => v * scale), ink = colours.classes[Math.max(0, labels.indexOf(label)) % 256];
+  const inkOf = label => colours.classes[Math.max(0, labels.indexOf(label)) % 256];
+  for (const { label, box } of [...answer.objects].reverse()) {  // the best is drawn last
+    const [x0, y0, x1, y1] = box.map(v => v * scale);
     pen.lineWidth = 2 * dot;
-    pen.strokeStyle = pen.fillStyle = rgb(ink);
+    pen.strokeStyle = rgb(inkOf(label));
     pen.strokeRect(x0, y0, x1 - x0, y1 - y0);
+  }
+  for (const { label, score, box } of [...answer.objects].reverse()) {  // no line goes through a name
+    const [x0, y0, , y1] = box.map(v => v * scale), ink = inkOf(label);
+    pen.fillStyle = rgb(ink);
     const text = `${label} ${Math.round(100 * score)} %`, w = pen.measureText(text).width + 8 * dot, h = size + 6 * dot;
     const x = Math.min(Math.max(0, x0), width - w), y = y0 >= h ? y0 - h : Math.min(y1, height - h);
     pen.fillRect(x, y, w, h);

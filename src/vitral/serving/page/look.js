@@ -3,6 +3,14 @@
 import { painted, percent, digits, rgb, scaleOf, unpackRows, weights } from "/page/maps.js";
 
 export const NAMES = { picture: "Picture", attention: "Attention", rollout: "Rollout", relevance: "Relevance", gradcam: "Grad-CAM", writing: "Writing", tokens: "Tokens" };
+// What a newcomer is told of each way to explain.
+export const MEANINGS = {
+  rollout: "The attention of all blocks, followed one through the other: which patches the answer can have drawn on.",
+  relevance: "Attention times how much the class's score would change with it, through all blocks: what speaks for the class.",
+  gradcam: "The last features, weighted by how much each raises the class's score: what speaks for the class.",
+  writing: "Where the model looked when it wrote each token.",
+  tokens: "The features of the patches, brought to three numbers that tell most of them apart, as red, green and blue.",
+};
 export const BY_CLASS = ["relevance", "gradcam"];
 
 export class Look {
@@ -62,7 +70,8 @@ export class Look {
       const { layer, query } = this.shown, whose = query < 0 && !this.cls ? "their" : "its";
       const all = this.cls ? "[CLS] looks" : "All patches together look", who = query < 0 ? all : `The patch in ${this.place(query)} looks`;
       const more = this.live || here === best ? "" : ` ${percent(values[here])} go to ${this.place(here)}.`;
-      return { cells, ends, signed: false, say: `${who} most at ${this.place(best)}: ${percent(s.high)} of ${whose} attention in block ${layer}, ${this.headName}.${more}` };
+      const even = s.low > 0.6 * s.high ? " It is spread almost evenly." : "";
+      return { cells, ends, signed: false, say: `${who} most at ${this.place(best)}: ${percent(s.high)} of ${whose} attention in block ${layer}, ${this.headName}.${even}${more}` };
     }
     return { cells, ends, signed: s.low < 0, say: `${this.titles[this.map]}: ${tell(values[here])} in ${this.place(here)}` +
       (here === best ? ", the most." : `; the most is ${tell(values[best])} in ${this.place(best)}.`) };

@@ -2,14 +2,14 @@
 
 import { askForKey, get, needsKey, post, reach } from "/page/api.js";
 import { drawOn, element, rowsOf, show } from "/page/answer.js";
-import { BY_CLASS, Look, NAMES } from "/page/look.js";
+import { BY_CLASS, Look, MEANINGS, NAMES } from "/page/look.js";
 import { rgb } from "/page/maps.js";
 import { share } from "/page/share.js";
 
 const SAMPLES = ["window.png", "hills.png", "digit.png", "scene.png"];
 const LARGEST = 1600, MOST_CLASSES = 2000, PAUSE = 150, $ = id => document.getElementById(id);
 const canvas = $("canvas"), pen = canvas.getContext("2d");
-let models = [], index = null, colours, timer = null, clock = null, asking = null, wanting = null;
+let models = [], index = null, indexed = null, colours, timer = null, clock = null, asking = null, wanting = null;
 const waits = [];  // the newest last
 // `item` is the file or text, `bitmap` the picture, `looks` what was explained, by method, `view` what is on the stage,
 // `liked` what was last chosen for it by hand.
@@ -82,12 +82,13 @@ async function take(item) {
       if (headless(m) && look()) tellTime(look().timing, began);
     }
   } catch (error) {
-    if (error.name !== "AbortError") $("answer").replaceChildren(element("p", { className: "soft" }, "There is no answer."));
-    return fail(error);
+    if (error.name === "AbortError") return;
+    $("answer").replaceChildren(element("p", { className: "soft" }, "There is no answer."));
+    return fail(new Error(error.message.replace(/^image\b/, item.name ?? "image")));  // the server has no name for it
   }
-  if (index) {  // which may hold what this model does not read
+  if (index && indexed === m.reads) {
     const found = post("/v1/search", item, { top_k: 8, thumbnails: true }, signal);
-    await waiting("Searching the index", found).then(showSimilar, error => error.status === 422 || fail(error));
+    await waiting("Searching the index", found).then(showSimilar, fail);
   }
 }
 
@@ -115,9 +116,9 @@ const time = ms => ms < 1000 ? `${ms.toFixed(ms < 10 ? 1 : 0)}\u00a0ms` : `${(ms
 
 function showSimilar({ matches }) {
   $("similar").replaceChildren(...matches.map(({ name, score, thumbnail }) => {
-    const short = name.split("/").pop();
-    const picture = thumbnail ? element("img", { src: `data:image/jpeg;base64,${thumbnail}`, alt: "" }) : element("div", { className: "none" });
-    return element("li", { title: name }, picture, element("p", {}, short), element("p", { className: "soft" }, score.toFixed(3)));
+    const crisp = event => event.target.classList.toggle("small", event.target.naturalWidth < 64);
+    const picture = thumbnail ? element("img", { onload: crisp, src: `data:image/jpeg;base64,${thumbnail}`, alt: "" }) : element("div", { className: "none" });
+    return element("li", {}, picture, element("p", {}, name), element("p", { className: "soft" }, score.toFixed(3)));
   }));
   $("similarNote").textContent = `The nearest of ${index} in the index, to the model that it was made with; 1 is the same.`;
   $("similarCard").hidden = !matches.length;
@@ -203,8 +204,8 @@ function turn(view) {
     $("mapLabel").hidden = !several;
     $("mapWord").textContent = { attention: "Head", writing: "Token" }[view] ?? "Map";
     if (several) $("map").replaceChildren(...l.titles.map((title, i) => element("option", { value: i, textContent: title, selected: i === l.map })));
-    const hint = l.live ? "" : "Ask any patch where it looks: tap it, or go there with the arrow keys and press Enter.";
-    const notes = [l.attends ? hint : `${l.about}.`, `Seen by the model, in pixels: ${l.part}${l.part.includes("squeezed") ? "" : `, at ${l.picture.width} x ${l.picture.height}`}.`, l.packed?.note, `Computed in ${time(l.timing.run_ms)}.`];
+    const hint = l.live || !l.attends ? "" : "Ask any patch where it looks: tap it, or go there with the arrow keys and press Enter.";
+    const notes = [hint, MEANINGS[view], l.attends ? "" : `${l.about}.`, `Seen by the model, in pixels: ${l.part}${l.part.includes("squeezed") ? "" : `, at ${l.picture.width} x ${l.picture.height}`}.`, l.packed?.note, `Computed in ${time(l.timing.run_ms)}.`];
     $("lookNote").textContent = notes.filter(Boolean).map(note => note[0].toUpperCase() + note.slice(1)).join(" ");
   }
   draw();
@@ -326,15 +327,21 @@ for (const kind of ["dragenter", "dragover"]) addEventListener(kind, e => { e.pr
 for (const kind of ["dragleave", "drop"]) addEventListener(kind, e => { e.preventDefault(); $("stage").classList.remove("over"); });
 addEventListener("drop", e => { if (model()?.reads !== "text") take(e.dataTransfer.files[0]); });
 addEventListener("paste", e => { if (model()?.reads !== "text") take(e.clipboardData.files[0]); });
-$("texts").addEventListener("submit", e => { e.preventDefault(); take($("text").value); });
+$("texts").addEventListener("submit", e => {
+  e.preventDefault();
+  if ($("text").value.trim()) take($("text").value); else fail(new Error("There is no text yet; write one."));
+});
+$("text").addEventListener("keydown", e => { if (e.key === "Enter" && (e.ctrlKey || e.metaKey)) $("texts").requestSubmit(); });
 $("model").addEventListener("change", () => {
   clear();
   suit();
-  if (state.item && (typeof state.item === "string") === (model().reads === "text")) take(state.item); else draw();
+  const item = model().reads === "text" ? $("text").value.trim() : typeof state.item === "string" ? null : state.item;
+  if (item) take(item); else draw();
 });
 $("key").addEventListener("click", async () => { if (await askForKey("The key of this server") && !models.length) begin(); });
 $("share").addEventListener("click", () => {
-  const caption = [NAMES[state.view], look()?.attends ? `block ${look().shown.layer}, ${look().headName}` : ""].filter(Boolean).join(", ");
+  const l = look(), of = l?.attends && [`block ${l.shown.layer}`, l.headName, l.shown.query < 0 ? "" : `asked: ${l.place(l.shown.query)}`];
+  const caption = [NAMES[state.view], ...of || []].filter(Boolean).join(", ");
   share(canvas, `${model().name} · vitral`, state.answer ? rowsOf(state.answer, model().labels, colours) : [], caption);
 });
 
@@ -350,6 +357,7 @@ function suit() {
   $("images").hidden = text;
   $("texts").hidden = !text;
   $("answer").replaceChildren(element("p", { className: "soft" }, about(model())));
+  document.title = `${model().name} · vitral`;
 }
 const headless = m => m.task === "classify" && !m.labels.length;
 function about(m) {
@@ -367,11 +375,10 @@ async function begin() {
   $("error").hidden = true;
   try {
     const [facts, palette] = await Promise.all([get("/v1/models"), get("/page/colours.json")]);
-    ({ models, index } = facts);
+    ({ models, index, index_reads: indexed } = facts);
     colours = palette;
     $("version").textContent = `vitral ${facts.version}`;
     $("model").replaceChildren(...models.map(m => element("option", { value: m.name, textContent: m.name })));
-    document.title = `${models.map(m => m.name).join(", ")} · vitral`;
     $("samples").replaceChildren(...SAMPLES.map(name => element("button", { type: "button", title: name.split(".")[0], onclick: () => sample(name) },
       element("img", { src: `/page/samples/${name}`, alt: `Sample: ${name.split(".")[0]}` }))));
     suit();

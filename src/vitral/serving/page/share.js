@@ -30,7 +30,7 @@ export async function share(canvas, title, rows, caption) {
     if (part != null) {
       pen.fillStyle = "#eef1f5";
       pen.fillRect(EDGE, y, WIDTH - 2 * EDGE, 9);
-      pen.fillStyle = colour ? `rgb(${colour.join(",")})` : "#0b62a4";
+      pen.fillStyle = colour ? `rgb(${colour.join(",")})` : colour === null ? "#5d6675" : "#0b62a4";
       pen.fillRect(EDGE, y, (WIDTH - 2 * EDGE) * Math.min(1, part), 9);
     }
     y += 22;
