@@ -1,5 +1,6 @@
 """The public functions: what one calls from Python, and what every verb of the command line calls."""
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -176,7 +177,7 @@ def compare_and_report(
 
 
 def evaluate(
-    source: str | Path | Predictor,
+    source: str | os.PathLike[str] | Predictor,
     data: str | Path | Data,
     *,
     split: str | None = None,
@@ -196,7 +197,7 @@ def evaluate(
 
 
 def export(
-    source: str | Path | AnyModel | Predictor,
+    source: str | os.PathLike[str] | AnyModel | Predictor,
     path: str | Path,
     format: ExportFormat | None = None,
     *,
@@ -217,7 +218,7 @@ def export(
     path = Path(path)
     format = format_of(path, format)
     predictor = source if isinstance(source, Predictor) else Predictor(source)
-    name = Path(source).name if isinstance(source, str | Path) else type(predictor.model).__name__
+    name = Path(source).name if isinstance(source, str | os.PathLike) else type(predictor.model).__name__
     if int8 and is_of_text(predictor.model):
         raise ConfigError("int8 is for models of images, and this one reads or writes text; leave int8 out.")
     if merge:
@@ -235,7 +236,7 @@ def export(
 
 
 def probe(
-    source: str | Path | Backbone,
+    source: str | os.PathLike[str] | Backbone,
     data: str | Path | Data,
     kind: ProbeKind = "knn",
     *,
@@ -250,4 +251,5 @@ def probe(
     `vitral.config.Probing`.
     """
     opened = data if isinstance(data, Data) else open_data(data, task="classify")
+    source = source if isinstance(source, Backbone) else os.fspath(source)
     return probe_source(source, opened, kind, Probing.from_dict(options), split, seed)

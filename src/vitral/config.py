@@ -901,6 +901,8 @@ class Running(Options):
     engine: EngineChoice | None = None
     """What computes: torch (eager), torch with its matrices laid out for this processor (packed), torch compiled,
     another engine, or the fastest here (auto). By default packed, or what an exported file was made for."""
+    device: Device = "cpu"
+    """Where torch computes; other engines are for the CPU."""
 
     def __post_init__(self) -> None:
         self._check_choices()

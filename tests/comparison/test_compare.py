@@ -246,6 +246,14 @@ class TestRuns:
             place = f"runs/{name}/fraction-1/seed-0/model.safetensors"
             assert (tmp_path / "broken" / place).read_bytes() == (made.path / place).read_bytes()
 
+    def test_of_one_model_alone_the_patch_sizes_are_judged(self, tmp_path):
+        options = SMALL | {"models": TWO[:1], "fractions": [1.0], "seeds": 1, "images": 0}
+        made = vitral.compare("digits", out=tmp_path / "one", quiet=True, **options)
+        best, second = sorted(made.results["summary"], key=lambda row: -row["accuracy"])
+        (verdict,) = made.results["verdicts"]
+        assert (verdict["best"], verdict["second"]) == (best["label"], second["label"])
+        assert verdict["sentence"] in (made.path / "report.html").read_text()
+
 
 class TestReport:
     def test_it_says_which_is_best_and_how_it_was_made(self, made):

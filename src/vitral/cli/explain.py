@@ -12,6 +12,7 @@ import tyro
 
 from vitral.cli.output import print_table
 from vitral.cli.predict import find_images, find_texts
+from vitral.config import Device
 from vitral.errors import ImageError, InputError
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class Options:
     IMAGE-METHOD.png, here or in the folder. For several images give a folder, or a name with {}."""
     score: bool = False
     """Measure how faithful the first map is: deletion and insertion curves beside input gradients and chance."""
+    device: Device = "cpu"
+    """Where the model runs."""
     json: bool = False
     """Print JSON: the maps as numbers, scores and files."""
 
@@ -82,14 +85,14 @@ def run(options: Options) -> None:
     check_takes(options.method, {name: getattr(options, name) for name in FLAGS}, FLAGS)
     patch = _patch(options.patch)
     if is_run(Path(options.source)) and read_run_config(Path(options.source)).preprocess is None:
-        run_texts(options, Predictor(options.source))
+        run_texts(options, Predictor(options.source, device=options.device))
         return
     images = [str(image) for image in find_images(options.images)]
     for image in images:
         if not Path(image).is_file():
             raise ImageError(f"{image} does not exist." if not Path(image).exists() else f"{image} is not a file.")
     paths = file_names(options, images)
-    predictor = Predictor(options.source)
+    predictor = Predictor(options.source, device=options.device)
     bar = partial(
         track, description=options.method, console=Console(stderr=True), transient=True,
         disable=not sys.stderr.isatty(),

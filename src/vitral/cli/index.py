@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import tyro
 
 from vitral.cli.output import check_page, print_json
-from vitral.config import Indexing
+from vitral.config import Device, Indexing
 from vitral.errors import ConfigError
 
 
@@ -39,6 +39,8 @@ class Options:
     """duplicates: how alike two must be; what is right depends on the model."""
     page: Annotated[str, tyro.conf.arg(metavar="FILE.html", help_behavior_hint="")] = ""
     """duplicates: write them as a page with pictures."""
+    device: Device = "cpu"
+    """Where the model runs."""
     json: bool = False
     """Print JSON instead of lines."""
     indexing: Annotated[Indexing, tyro.conf.arg(name="")] = field(default_factory=Indexing)
@@ -50,13 +52,15 @@ def run(options: Options) -> None:
     if options.page and not options.duplicates:
         raise ConfigError("--page shows near copies; give --duplicates too.")
     check_page("--page", options.page)
+    from vitral.inference.predictor import Predictor
     from vitral.retrieval.index import Index, check_least
 
     check_least(options.least)
 
     folder = Path(options.folder)
     out = options.out or _beside(folder)
-    index, change = Index.build(options.source, folder, out, watch=_progress, **options.indexing.to_dict())
+    predictor = Predictor(options.source, device=options.device)
+    index, change = Index.build(predictor, folder, out, watch=_progress, **options.indexing.to_dict())
     what = index.manifest.what
     for name, why in () if options.json else change.unreadable.items():
         print(f"warning: {why if name in why else f'{name}: {why}'}", file=sys.stderr)

@@ -8,6 +8,7 @@ from typing import Annotated
 import tyro
 
 from vitral.cli.output import check_page, print_json
+from vitral.config import Device
 from vitral.errors import InputError
 
 
@@ -34,6 +35,8 @@ class Options:
     """Where the model of the index is now, if it has moved."""
     out: Annotated[str, tyro.conf.arg(metavar="FILE.html", help_behavior_hint="")] = ""
     """Write queries and neighbours as a page with pictures."""
+    device: Device = "cpu"
+    """Where the model runs."""
     json: bool = False
     """Print JSON instead of lines."""
 
@@ -45,6 +48,8 @@ def run(options: Options) -> None:
 
     check_page("--out", options.out)
     index = Index(options.index, source=options.model or None)
+    if options.device != "cpu":
+        index.load(device=options.device)
     asked = list(find_images(options.queries) if index.manifest.what == "image" else find_texts(options.queries))
     found = [(str(query), *each) for query, each in zip(asked, index.search_each(asked, options.top_k), strict=True)]
     if not found:

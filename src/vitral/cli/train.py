@@ -41,7 +41,8 @@ class Options:
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
     """digits, digits-lines, digits-rotated, digits-scenes, numbers-en-it, fashion-mnist, mnist, cifar10, a folder with
     a folder for each class or with images/ and masks/, a YOLO folder, a COCO json, a CSV or Parquet file, pairs of
-    texts (TSV, JSONL or CSV), texts with a tag for each word (CoNLL, or a table), a text file, or hf-hub:owner/name."""
+    texts (TSV, JSONL or CSV), texts with a tag for each word (CoNLL, or a table), a text file, tar files of samples
+    ("shards-{000..009}.tar"), or hf-hub:owner/name."""
     out: Annotated[str, tyro.conf.arg(metavar="DIR", help_behavior_hint="(default: runs/NAME)")] = ""
     """Run directory to write."""
     config: Annotated[str, tyro.conf.arg(metavar="FILE.toml|RECIPE", help_behavior_hint="")] = ""

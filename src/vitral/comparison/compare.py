@@ -38,7 +38,6 @@ def compare_models(
     say(f"{cut.describe()}; {len(plan.trials)} runs, each with {plan.budget}")
     results = run_trials(data, plan, say, quiet, command)
     rows = summarize(results)
-    models = {each.label for each in plan.candidates}
     made = provenance(cut, train, [], command)
     document = {
         "format_version": 1,
@@ -53,7 +52,7 @@ def compare_models(
         },
         "verdicts": [
             {"sentence": sentence, "clear": verdict.clear, **vars(verdict)}
-            for verdict, sentence in judge([row for row in rows if row.label in models])
+            for verdict, sentence in judge([row for row in rows if row.label in plan.rivals])
         ],
         "summary": [asdict(row) for row in rows],
         "runs": [asdict(result) for result in results],

@@ -69,6 +69,12 @@ class Plan:
     budget: str
     """What each run may spend, in words."""
 
+    @property
+    def rivals(self) -> set[str]:
+        """Labels of those that are judged: the models, or of a single one its patch sizes."""
+        judged = self.candidates if len(self.candidates) > 1 else [*self.candidates, *self.patched]
+        return {each.label for each in judged}
+
 
 def make_plan(data: Data, compare: CompareConfig, train: TrainConfig, out: Path) -> Plan:
     """The runs on data that have all their splits; raises for models and patches that cannot be."""

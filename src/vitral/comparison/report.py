@@ -29,7 +29,8 @@ def write_comparison(
     charts = {"accuracy-data": against_data(own, part), "accuracy-cost": against_cost(own, plan.candidates, part)}
     on_way = {"accuracy-macs": on_the_way(runs, "macs"), "accuracy-time": on_the_way(runs, "seconds")}
     charts |= {name: chart for name, chart in on_way.items() if any(chart.series.values())}
-    parts = [section("Which is best", _verdicts(own, document), wide=True)]
+    judged = [row for row in rows if row.label in plan.rivals]
+    parts = [section("Which is best", _verdicts(judged, document), wide=True)]
     parts += [section_of(chart) for chart in charts.values()]
     parts.append(section(f"Accuracy on the {part} part, %", _accuracies(own), wide=True))
     parts.append(section("What they cost", _costs(plan.candidates, own), wide=True))

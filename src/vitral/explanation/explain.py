@@ -1,5 +1,6 @@
 """`explain`: one call from a model and an image to maps that can be looked at, saved and scored."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import index
@@ -384,7 +385,7 @@ def check_takes(method: str, options: Mapping[str, Any], words: Mapping[str, str
 
 
 def explain(
-    source: str | Path | Backbone | Predictor,
+    source: str | os.PathLike[str] | Backbone | Predictor,
     image: ImageLike | Shown,
     method: str = "attention",
     *,
@@ -443,7 +444,7 @@ def explain(
         **said(predictor, x, chosen, by_class) if method not in ("positions", "tokens") else {},
         colours=method == "tokens", rows=rows, scores=scores,
         name=shown.name,
-        source=str(source) if isinstance(source, str | Path) else "",
+        source=os.fspath(source) if isinstance(source, str | os.PathLike) else "",
     )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """The one way from images and texts to answers, for library, command line and server alike."""
 
+import os
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from copy import copy
@@ -48,6 +49,7 @@ from vitral.tasks.detect import Detect
 from vitral.tasks.open import load_inputs, load_task
 from vitral.tasks.segment import Segment, slide
 from vitral.tasks.write import Writes
+from vitral.training.precision import resolve_device
 from vitral.weights.load import load_model
 from vitral.weights.rundir import PRETRAIN, AnyModel, is_run, read_run_config
 
@@ -72,11 +74,13 @@ class Predictor:
     """
 
     def __init__(
-        self, source: str | Path | AnyModel, *, batch_size: int | None = Running.batch_size, device: str = "cpu",
-        slide: bool = False, writing: Writing | None = None, engine: EngineChoice | None = Running.engine,
-        workers: int = Running.workers, merge: float = Running.merge,
+        self, source: str | os.PathLike[str] | AnyModel, *, batch_size: int | None = Running.batch_size,
+        device: str = Running.device, slide: bool = False, writing: Writing | None = None,
+        engine: EngineChoice | None = Running.engine, workers: int = Running.workers, merge: float = Running.merge,
     ) -> None:  # fmt: skip
-        self.source = "" if isinstance(source, nn.Module) else str(source)
+        device = str(resolve_device(device))
+        source = source if isinstance(source, nn.Module) else os.fspath(source)
+        self.source = "" if isinstance(source, nn.Module) else source
         self.network: Any  # what a batch goes through: the model, or an engine in its place
         if not isinstance(source, nn.Module) and is_exported(source):
             opened, batch_size = open_engine(Path(source), engine, batch_size)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -76,7 +77,7 @@ class Index:
 
     @classmethod
     def build(
-        cls, source: str | Path | Predictor, folder: str | Path, out: str | Path, *,
+        cls, source: str | os.PathLike[str] | Predictor, folder: str | Path, out: str | Path, *,
         watch: Callable[[Iterable[Any], int], Iterable[Any]] = lambda steps, total: steps, **options: Any,
     ) -> tuple["Index", Change]:  # fmt: skip
         """Make an index, or bring one up to date: only files that are new or changed are looked at.

@@ -20,11 +20,11 @@ torch.nn.functional.linear(x, x).sum().item()
 
 
 def resolve_device(device: str) -> torch.device:
-    """Turn auto, cpu, cuda or mps into a device, or say that it is not there."""
+    """Turn auto, cpu, cuda, mps, or one of several such as cuda:1, into a device, or say that it is not there."""
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if device == "auto":
         device = next(name for name, available in there.items() if available)
-    if not there[device]:
+    if not there.get(device.partition(":")[0]):
         raise ConfigError(f"device {device} is not available here; use --device cpu or auto.")
     return torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" else device)
 

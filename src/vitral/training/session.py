@@ -58,6 +58,10 @@ class Run:
     wrote: bool = True
     """Whether this process is the one that wrote it."""
 
+    def __fspath__(self) -> str:
+        """Where it lies: a run may stand wherever the path of one may."""
+        return str(self.path)
+
 
 def train_model(
     data: Data, config: TrainConfig, out: Path, *, task: str | None = None, resume: bool = False, quiet: bool = False,

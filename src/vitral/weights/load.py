@@ -1,6 +1,7 @@
 """`load_model`: any published file, or a run of our own, to a model that gives the numbers of the original."""
 
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -37,7 +38,7 @@ _PREPROCESSING = ("mean", "std", "interpolation", "crop_mode", "crop_pct")
 
 
 def load_model(
-    source: str | Path,
+    source: str | os.PathLike[str],
     *,
     num_classes: int | None = None,
     img_size: Size | None = None,
@@ -60,6 +61,7 @@ def load_model(
     error unless a pattern in `allow` names them. What was done is in `model.load_report`, and said in a line on stderr
     unless `quiet`.
     """
+    source = os.fspath(source)
     path = locate(source)
     if path.is_dir() and is_run(path):
         if family is not None or num_heads is not None or native_size is not None:

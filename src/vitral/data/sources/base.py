@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitral.data.images import AtLeast, ImageMode, read_image
-from vitral.errors import DataError
+from vitral.errors import DataError, ImageError
 
 if TYPE_CHECKING:
     from vitral.data.targets import Boxes, Masks
@@ -87,6 +87,28 @@ class ImageFiles:
     def name(self, index: int) -> str:
         """Path of the image."""
         return str(self.paths[index])
+
+
+@dataclass(frozen=True)
+class EncodedImages:
+    """Images that lie in memory as files do, or in files."""
+
+    files: Sequence[bytes | Path]
+    names: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def read(self, index: int, mode: ImageMode, at_least: AtLeast | None = None) -> Tensor:
+        """Decode one."""
+        try:
+            return read_image(self.files[index], mode, at_least)
+        except ImageError as error:
+            raise ImageError(f"{self.name(index)}: {error}") from error
+
+    def name(self, index: int) -> str:
+        """Where it comes from."""
+        return self.names[index]
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from vitral.data.sources.masks import is_masks_folder, load_masks
 from vitral.data.sources.numbers_en_it import make_numbers
 from vitral.data.sources.scenes import make_scenes
 from vitral.data.sources.scenes_digits import make_digit_scenes, make_rotated_digits
+from vitral.data.sources.shards import expand_shards, load_shards
 from vitral.data.sources.table import load_table
 from vitral.data.sources.yolo import is_yolo_folder, load_yolo
 from vitral.data.tags import CONLL, is_tags, load_tags
@@ -51,7 +52,7 @@ def open_data(
 ) -> Data:
     """Open an embedded name (`digits`), a known set, class folders, COCO, Ultralytics or mask folders, a COCO file, a
     CSV or Parquet file, pairs of texts (TSV, JSONL, CSV), texts with a tag for each word (CoNLL, or a table), a text
-    file, or a Hugging Face data set.
+    file, tar files of samples (`shards-{000..009}.tar`), or a Hugging Face data set.
 
     `task` says what a table's labels are for; the columns are found where they have usual names.
     """
@@ -71,11 +72,13 @@ def open_data(
         if found is None:
             raise DataError(f"{name} was not found in {', '.join(PLACES[name])}; give the path of its folder instead.")
         path = found
+    if expand_shards(name):
+        return load_shards(name, task)
     if not path.exists():
         known = ", ".join(["digits", "scenes", *PLACES, *MADE])
         raise DataError(
             f"{name} does not exist; give a folder of class folders, a CSV or Parquet file, pairs of texts "
-            f"(TSV, JSONL), a text file, hf-hub:owner/name, or one of {known}."
+            f"(TSV, JSONL), a text file, shards-{{000..009}}.tar, hf-hub:owner/name, or one of {known}."
         )
     if path.is_file():
         if path.suffix.lower() == ".json":
@@ -130,7 +133,7 @@ def _open_file(
     if suffix not in (".csv", ".parquet", *PAIRS):
         kind = path.suffix or "no suffix"
         raise DataError(
-            f"{path} is a file of an unknown kind ({kind}); give a CSV, TSV, Parquet, JSONL, CoNLL, text or COCO JSON "
-            f"file, or a folder."
+            f"{path} is a file of an unknown kind ({kind}); give a CSV, TSV, Parquet, JSONL, CoNLL, text, tar or COCO "
+            f"JSON file, or a folder."
         )
     return load_table(path, image_column, label_column, task, text_column)

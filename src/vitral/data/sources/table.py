@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitral.data.sources.base import Data, ImageFiles, Kind, Texts, problem, problem_notes
+from vitral.data.sources.base import Data, EncodedImages, ImageFiles, Images, Kind, Texts, problem, problem_notes
 from vitral.data.tokenizer import tidy
 from vitral.errors import DataError
 
@@ -43,7 +43,8 @@ def load_table(
     else by the cells: numbers that are not whole, several labels to a cell, several columns; or by a column that is
     called caption. The table is of texts if it has a text column and no image column, or one is named.
     """
-    columns = READERS[path.suffix.lower()](path)
+    columns: dict[str, list[Any]] = READERS[path.suffix.lower()](path)
+    files: list[bytes | Path] = []
     of_texts = text_column is not None or (image_column is None and has_texts(columns))
     asked = [label_column] if not label_column or label_column in columns else label_column.split(",")
     if task is None and label_column is None and not any(name in columns for name in LABEL_COLUMNS + LABELS_COLUMNS):
@@ -53,18 +54,21 @@ def load_table(
     if of_texts:
         text = find_column(path, columns, text_column, TEXT_COLUMNS, "text", "--text-column")
         names: list[Any] = [f"{path} row {row}" for row in range(1, len(columns[text]) + 1)]
-        lines = [tidy(value) for value in columns[text]]
+        lines: list[str] = [tidy(value) for value in columns[text]]
         there = [bool(line) for line in lines]
         missing = [problem("empty_source", name, f"{text} is empty") for name in compress(names, map(not_, there))]
     else:
         image = find_column(path, columns, image_column, IMAGE_COLUMNS, "image", "--image-column")
-        names, lines = [path.parent / value for value in columns[image]], []
-        there = [p.is_file() for p in names]
+        files = [cell if isinstance(cell, bytes) else path.parent / cell for cell in columns[image]]
+        names, lines = [f"{path} row {i}" if isinstance(f, bytes) else f for i, f in enumerate(files, 1)], []
+        there = [isinstance(f, bytes) or f.is_file() for f in files]
         missing = [problem("missing_image", p, "does not exist") for p in compress(names, map(not_, there))]
+        files = list(compress(files, there))
     labels = [
         find_column(path, columns, name.strip() if name else None, usual, "label", "--label-column") for name in asked
     ]
-    parts = [SPLIT_NAMES.get(v.lower(), v.lower()) for v in columns[split]] if split else ["train"] * len(names)
+    words = map(str.lower, columns[split]) if split else ["train"] * len(names)
+    parts = [SPLIT_NAMES.get(word, word) for word in words]
     given = set(parts)
     if "train" not in given or not given <= {"train", "val", "test"}:
         raise DataError(f"{path}: column {split} must hold train, val and test, got {', '.join(sorted(given))}.")
@@ -85,7 +89,7 @@ def load_table(
     }
     return Data(
         name=path.stem,
-        inputs=Texts([lines[row] for row in good]) if of_texts else ImageFiles([names[row] for row in good]),
+        inputs=Texts([lines[row] for row in good]) if of_texts else _images([(files[row], names[row]) for row in good]),
         targets=read.targets[good],
         classes=read.classes,
         splits=splits,
@@ -95,6 +99,14 @@ def load_table(
         texts=[read.texts[row] for row in good] if read.texts else None,
         problems=problems,
     )
+
+
+def _images(rows: list[tuple[bytes | Path, Any]]) -> Images:
+    """Files by their paths, or what the table itself holds of them."""
+    paths = [file for file, _ in rows if isinstance(file, Path)]
+    if len(paths) == len(rows):
+        return ImageFiles(paths)
+    return EncodedImages([file for file, _ in rows], [str(name) for _, name in rows])
 
 
 # ---- what the cells hold ----
@@ -268,8 +280,8 @@ def _read_csv(path: Path) -> dict[str, list[str]]:
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
-def read_parquet(path: Path) -> dict[str, list[str]]:
-    """The columns of a Parquet file, lists in their cells as JSON."""
+def read_parquet(path: Path) -> dict[str, list[Any]]:
+    """The columns of a Parquet file, lists in their cells as JSON, images that lie in them as bytes."""
     try:
         from pyarrow import parquet  # pyright: ignore
     except ImportError:
@@ -278,10 +290,14 @@ def read_parquet(path: Path) -> dict[str, list[str]]:
         table = parquet.read_table(path)
     except Exception as error:
         raise DataError(f"{path} cannot be read as Parquet ({error}).") from error
-    return {name: [_text(value) for value in table[name].to_pylist()] for name in table.column_names}
+    return {name: [_cell(value) for value in table[name].to_pylist()] for name in table.column_names}
 
 
-def _text(value: Any) -> str:
+def _cell(value: Any) -> str | bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, dict) and value.keys() >= {"bytes", "path"}:  # as Hugging Face writes images
+        return value["bytes"] or value["path"] or ""
     return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list) else str(value)
 
 
