@@ -4,6 +4,7 @@ Frozen dataclasses that check themselves when made and travel as plain dictionar
 """
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from numbers import Integral, Real
@@ -1007,7 +1008,8 @@ class LoopConfig(Options):
     """What every run of the training loop has, whether it learns from labels or without."""
 
     model: str = "vit_lite_conv_patch4_32"
-    """Name of a model (`vitral models` lists them), or weights to start from: a run, a file, hf-hub:owner/name."""
+    """Name of a model (`vitral models` lists them), with options behind it if need be (NAME+block=post+reg_tokens=4),
+    or weights to start from: a run, a file, hf-hub:owner/name."""
     img_size: int | tuple[int, int] | None = None
     """Height and width the images are brought to; by default the model's."""
     patch_size: int | tuple[int, int] | None = None
@@ -1070,6 +1072,13 @@ class LoopConfig(Options):
     """What is done to training images at random."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.model, os.PathLike):  # a path, or a run
+            object.__setattr__(self, "model", os.fspath(self.model))
+        if not isinstance(self.model, str):
+            raise ConfigError(
+                f"model must be a name or where weights lie, got a {type(self.model).__name__}; keep yours with "
+                'vitral.save_model(model, path, layout="vitral"), and give that path.'
+            )
         self._check_choices()
         whole = ["epochs", "batch_size", "accumulate", "eval_every", "log_steps", "max_bad_steps"]
         self._check_numbers(whole + ["max_steps"] * (self.max_steps is not None), 1, whole=True)

@@ -7,7 +7,7 @@ from vitral.config import Preprocess
 from vitral.errors import ConfigError, UnknownNameError
 from vitral.models.build import build_backbone
 from vitral.models.vit import VisionTransformer
-from vitral.models.zoo import FAMILIES, MODELS, SIZES, create_model, list_models, model_spec
+from vitral.models.zoo import FAMILIES, MODELS, SIZES, create_model, is_model, list_models, model_spec
 
 
 def test_patterns_choose_names():
@@ -208,3 +208,20 @@ def _to_nan(model, *, device):
         for parameter in model.parameters():
             parameter.fill_(float("nan"))
     return model
+
+
+def test_options_may_stand_behind_a_name():
+    spec = model_spec("vit_nano_patch2_8+block=post+positions=sincos2d+reg_tokens=4+mlp_ratio=2.5+class_token=true")
+    plain = model_spec(
+        "vit_nano_patch2_8", block="post", positions="sincos2d", reg_tokens=4, mlp_ratio=2.5, class_token=True
+    )
+    assert spec == plain
+    assert model_spec("vit_nano_patch2_8+reg_tokens=4", reg_tokens=2).config.reg_tokens == 2
+    assert is_model("vit_nano_patch2_8+block=post")
+    assert not is_model("vit_nanu_patch2_8+block=post")
+    with pytest.raises(ConfigError, match=r"'post' in vit_nano_patch2_8\+post is no option; write them as in"):
+        model_spec("vit_nano_patch2_8+post")
+    with pytest.raises(UnknownNameError, match="did you mean block"):
+        model_spec("vit_nano_patch2_8+blok=post")
+    with pytest.raises(UnknownNameError, match="did you mean vit_nano_patch2_8"):
+        model_spec("vit_nanu_patch2_8+block=post")

@@ -447,3 +447,15 @@ def test_counts_of_a_plain_model():
     assert count_parameters(model) == (everything, everything)
     freeze(model, "backbone")
     assert count_parameters(model) == (everything, (D + 1) * 7)
+
+
+def test_options_behind_a_models_name_are_trained_and_a_model_itself_is_not(tmp_path):
+    options = {"max_steps": 1, "quiet": True}
+    name = "vit_nano_patch2_8+block=post+positions=sincos2d+reg_tokens=2"
+    run = vitral.train("digits", model=name, out=tmp_path / "post", **options)
+    config = vitral.load_model(run).config
+    assert (config.block, config.positions, config.reg_tokens) == ("post", "sincos2d", 2)
+    again = vitral.train("digits", model=run, out=tmp_path / "again", **options)  # a run is what it begins with
+    assert vitral.load_model(again).config == config
+    with pytest.raises(ConfigError, match=r"got a VisionTransformer; keep yours with vitral\.save_model"):
+        vitral.train("digits", model=vitral.create_model("vit_nano_patch2_8"), out=tmp_path / "no", **options)

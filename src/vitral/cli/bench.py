@@ -44,11 +44,11 @@ def run(options: Options) -> None:
     """Measure and print."""
     from vitral.inference.bench import bench
     from vitral.inference.predictor import Predictor
-    from vitral.models.zoo import MODELS, create_model
+    from vitral.models.zoo import create_model, is_model
 
     batches = numbers(options.batch_sizes, int, "--batch-sizes takes whole numbers")
     merges = numbers(options.merge, float, "--merge takes numbers")
-    source = create_model(options.source, seed=0) if options.source in MODELS else options.source
+    source = create_model(options.source, seed=0) if is_model(options.source) else options.source
     found = bench(Predictor(source), words(options.engines), batches, words(options.compare), options.seconds, merges)
     if options.json:
         print_json({"source": options.source, **found})

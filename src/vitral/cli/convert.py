@@ -14,7 +14,8 @@ class Options:
 
     Examples:
       vitral convert ViT-B_16.npz vit-b16 --to huggingface
-      vitral convert runs/digits digits-timm --to timm
+      vitral convert vit-b16 ViT-B_16-again.npz --to google
+      vitral convert model.safetensors vit-timm --to timm
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SRC")]

@@ -28,7 +28,7 @@ class Options:
     """
 
     model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
-    """Name of a model; `vitral models` lists them."""
+    """Name of a model; `vitral models` lists them. Options may follow it: NAME+block=post+reg_tokens=4."""
     img_size: Annotated[tuple[int, ...] | None, _over("H [W]")] = None
     """Height and width of the image, or one number for both."""
     patch_size: Annotated[tuple[int, ...] | None, _over("P_H [P_W]")] = None

@@ -76,8 +76,8 @@ def main(args: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"vitral: {error.strerror or error}{f': {error.filename}' if error.filename else ''}.", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("vitral: stopped.", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(f"vitral: {str(stop) or 'stopped'}.", file=sys.stderr)
         return 130
     except Exception:
         with tempfile.NamedTemporaryFile("w", prefix="vitral-", suffix=".txt", delete=False) as file:

@@ -32,7 +32,7 @@ from vitral.inference.predictor import image_backbone_of
 from vitral.models import parts
 from vitral.models.backbone import Backbone
 from vitral.models.vit import VisionTransformer
-from vitral.models.zoo import MODELS, create_model
+from vitral.models.zoo import MODELS, create_model, is_model
 from vitral.weights.atomic import save_tensors
 from vitral.weights.load import Size, is_source, load_model
 from vitral.weights.rundir import AnyModel
@@ -88,7 +88,7 @@ def open_extractor(
         if img_size is not None:
             raise InputError("a model that is given as such has its size; leave img_size out.")
         model = source
-    elif str(source) in MODELS:
+    elif is_model(str(source)):
         options: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
         model = create_model(str(source), seed=seed, in_chans=1 if data.mode == "grey" else 3, **options)
     elif is_source(str(source)):

@@ -4,6 +4,7 @@ A family is the settings that its published weights were trained with; they cost
 Reading the tables does not import torch.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -325,11 +326,35 @@ def list_models(pattern: str = "*") -> list[str]:
     return [name for name in MODELS if fnmatchcase(name, pattern)]
 
 
+def is_model(name: str) -> bool:
+    """Whether a word is a name of the zoo, perhaps with options: `vit_nano_patch2_8+block=post+reg_tokens=4`."""
+    return name.partition("+")[0] in MODELS
+
+
+def _split_name(name: str) -> tuple[str, dict[str, Any]]:
+    """The name itself, and the options that are written behind it."""
+    base, *words = name.split("+")
+    options = {}
+    for word in words:
+        option, equals, value = word.partition("=")
+        if not equals:
+            raise ConfigError(f"{word!r} in {name} is no option; write them as in {base}+block=post+reg_tokens=4.")
+        try:
+            options[option] = json.loads(value)
+        except ValueError:
+            options[option] = value
+    return base, options
+
+
 def model_spec(name: str, **options: Any) -> ModelSpec:
-    """Return what a name stands for, with options of its config put over it. Builds nothing."""
+    """Return what a name stands for, with options of its config put over it. Builds nothing.
+
+    Options may stand behind the name too: `vit_nano_patch2_8+block=post+positions=sincos2d`.
+    """
+    name, written = _split_name(name)
     if name not in MODELS:
         raise unknown_name("model", name, MODELS, list_with="vitral models, or vitral.list_models(),")
-    spec = MODELS[name]
+    spec, options = MODELS[name], written | options
     config = type(spec.config).from_dict({f: getattr(spec.config, f) for f in spec.config.to_dict()} | options)
     preprocess = replace(spec.preprocess, img_size=config.image).for_channels(config.in_chans)
     return replace(spec, config=config, preprocess=preprocess)

@@ -39,7 +39,9 @@ the test part chose nothing.{_learnt(describe)}
 
 def kind_of(describe: dict[str, Any]) -> str:
     """What the model is, in words."""
-    return "Vision Transformer" if describe["preprocess"] is not None else "Transformer"
+    if describe["preprocess"] is None:
+        return "Transformer"
+    return "ResNet" if describe["architecture"] == "resnet" else "Vision Transformer"
 
 
 def _learnt(describe: dict[str, Any]) -> str:
@@ -51,9 +53,9 @@ def _learnt(describe: dict[str, Any]) -> str:
 
 def _started(describe: dict[str, Any]) -> bool:
     """Whether training began from weights rather than from a name of the zoo."""
-    from vitral.models.zoo import MODELS
+    from vitral.models.zoo import is_model
 
-    return describe["preprocess"] is not None and describe["model_name"] not in MODELS
+    return describe["preprocess"] is not None and not is_model(describe["model_name"])
 
 
 def pretrained_card(describe: dict[str, Any], signals: dict[str, float]) -> str:

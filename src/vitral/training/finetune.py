@@ -10,7 +10,7 @@ from vitral.errors import ConfigError, unknown_name
 from vitral.models.backbone import backbone_of
 from vitral.models.cnn import ResNet
 from vitral.models.lora import add_lora, count_trainable, lora_parameters
-from vitral.models.zoo import MODELS
+from vitral.models.zoo import is_model
 from vitral.training.optim import layers_of
 from vitral.weights.load import is_source
 
@@ -34,7 +34,7 @@ def choose_trained(model: nn.Module, config: TrainConfig) -> None:
 def require_weights(model: str, what: str) -> None:
     """Raise unless `model` names weights, where `what` makes no sense without them."""
     if not is_source(model):
-        wrong = "is a model with fresh weights" if model in MODELS else "is not there"
+        wrong = "is a model with fresh weights" if is_model(model) else "is not there"
         raise ConfigError(
             f"{what} needs weights to start from, and --model {model} {wrong}; give a run, a file or hf-hub:owner/name."
         )

@@ -140,7 +140,7 @@ def fit(
             hooks.save(snapshot(state, model, optimizers, ema))
         if processes.any(hooks.stop()):
             hooks.save(snapshot(state, model, optimizers, ema))
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(f"stopped after step {state.step} of {total}, which is kept; --resume goes on")
 
     state.finished = True
     hooks.save(snapshot(state, model, optimizers, ema))

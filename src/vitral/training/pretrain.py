@@ -12,7 +12,7 @@ from vitral.data.sources.base import Data
 from vitral.data.targets import Values
 from vitral.errors import ConfigError, DataError
 from vitral.models.vit import VisionTransformer
-from vitral.models.zoo import MODELS
+from vitral.models.zoo import is_model, model_spec
 from vitral.tasks.dino import DINO
 from vitral.tasks.mae import MAE
 from vitral.tasks.method import Method
@@ -20,9 +20,9 @@ from vitral.training.card import pretrained_card
 from vitral.training.checkpoint import Checkpoint, save_checkpoint
 from vitral.training.distributed import Processes, processes
 from vitral.training.log import RunLog
-from vitral.training.loop import Hooks, fit
+from vitral.training.loop import Hooks, fit, total_steps
 from vitral.training.precision import resolve_device, resolve_precision
-from vitral.training.session import Run, make_backbone, open_run, provenance, signals
+from vitral.training.session import Run, make_backbone, note_of_few, open_run, provenance, signals
 from vitral.weights.atomic import save_tensors, write_atomically
 from vitral.weights.load import is_source
 from vitral.weights.rundir import CONFIG, PRETRAIN, WEIGHTS, architecture_of, config_document
@@ -45,8 +45,8 @@ def make_method(config: PretrainConfig, in_chans: int, who: Processes) -> Method
 
 def _make_vit(config: PretrainConfig, in_chans: int, **fresh: Any) -> VisionTransformer:
     """The ViT that is asked for: both methods hide or reorder its tokens."""
-    named = MODELS.get(config.model)
-    made = None if named and not isinstance(named.config, ViTConfig) else make_backbone(config, in_chans, 0, **fresh)
+    other = is_model(config.model) and not isinstance(model_spec(config.model).config, ViTConfig)
+    made = None if other else make_backbone(config, in_chans, 0, **fresh)
     if not isinstance(made, VisionTransformer):
         raise ConfigError(f"--method {config.method} is for ViTs (vitral models 'vit*'), and {config.model} is none.")
     return made
@@ -72,7 +72,8 @@ def pretrain_model(
         )  # fmt: skip
         log = RunLog(out / "metrics.jsonl" if who.first else None, quiet, checkpoint.step if checkpoint else 0, SIGNALS)
         with log, signals() as stop:
-            for note in [data.describe(), *data.notes, _built(method), *filter(None, [notice]), *notes]:
+            few = note_of_few(total_steps(config, loader))
+            for note in [data.describe(), *data.notes, _built(method), *filter(None, [notice]), *notes, *few]:
                 log.say(note)
             torch.manual_seed(config.seed)
             describe = _description(data, config, method, command)
@@ -84,7 +85,7 @@ def pretrain_model(
                 seen, trouble = look(method, epoch)
                 stays = trouble == last[0] or epoch < 0  # once may pass by itself
                 if trouble and stays and trouble not in said:
-                    log.warn(trouble)
+                    log.warn(trouble + " After so few steps it may only have hardly begun." * bool(few))
                     said.add(trouble)
                 last[0] = trouble
                 return {**seen, "collapsed": float(bool(trouble))}

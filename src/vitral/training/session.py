@@ -93,8 +93,7 @@ def train_model(
             learns = f", of which {trained:,} are trained" if trained != params else ""
             built = f"{_model_name(config, texts)} to {made.name}: {params:,} parameters{learns}, {inputs.size}"
             steps = total_steps(config, loader)
-            if steps < FEW_STEPS:
-                notes = [*notes, f"only {steps} steps in all: a smaller --batch-size or more --epochs trains longer"]
+            notes = [*notes, *note_of_few(steps)]
             for note in [data.describe(), *data.notes, *made.notes, built, *filter(None, [notice]), *notes]:
                 log.say(note)
             torch.manual_seed(config.seed)
@@ -131,6 +130,12 @@ def train_model(
             if not who.first:
                 return Run(out, {}, data, wrote=False)
             return _finish(out, model, made, data, inputs, config.batch_size, describe, state, log)
+
+
+def note_of_few(steps: int) -> list[str]:
+    """What to say about a run that ends before it has begun."""
+    few = f"only {steps} steps in all: a smaller --batch-size or more --epochs trains longer"
+    return [few] if steps < FEW_STEPS else []
 
 
 def _make_model(data: Data, config: TrainConfig, task: Task, texts: TextInputs | None, device: torch.device) -> Any:

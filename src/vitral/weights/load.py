@@ -21,7 +21,7 @@ from vitral.models.detector import Detector
 from vitral.models.init import blank, init_weights
 from vitral.models.swin import SwinTransformer
 from vitral.models.vit import VisionTransformer
-from vitral.models.zoo import MODELS
+from vitral.models.zoo import is_model
 from vitral.nn.positions import resize_positions
 from vitral.weights.adapt import adapt_channels, resize_patches
 from vitral.weights.detect import Detected, detect, is_detector, is_resnet, is_swin
@@ -139,7 +139,7 @@ def load_backbone(source: str, **asked: Any) -> Backbone:
 
 def is_source(name: str) -> bool:
     """Whether a word names weights rather than an architecture: a path that is there, or one of the hub."""
-    return name not in MODELS and (name.startswith(HUB) or Path(name).exists())
+    return not is_model(name) and (name.startswith(HUB) or Path(name).exists())
 
 
 def with_stochastic_depth(model: Backbone, rate: float) -> Backbone:
