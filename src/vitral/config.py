@@ -14,7 +14,10 @@ from vitral.errors import ConfigError, UnknownNameError, VitralError, unknown_na
 
 PositionKind = Literal["learned", "sincos1d", "sincos2d", "none"]
 PositionResizeMode = Literal["bilinear", "bicubic", "bilinear_corners", "bicubic_corners"]
-StemKind = Literal["linear", "conv", "conv_deep", "resnet", "custom"]
+StemKind = Literal["linear", "conv", "conv_deep", "shifted", "resnet", "custom"]
+AttentionKind = Literal["plain", "local"]
+SHIFTED_VIEWS = 5
+"""Of the image, in a shifted patch: its own, and one towards each corner."""
 BlockKind = Literal["pre", "post"]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "swiglu"]
 Pooling = Literal["cls", "mean", "max", "map", "cls_mean", "cls_dist"]
@@ -252,8 +255,9 @@ class ViTConfig(Options):
     mlp_ratio: float = 4.0
     """Width of the MLP's first layer as a multiple of D (a SwiGLU splits that layer in two halves)."""
     stem: StemKind = "linear"
-    """Pixels to tokens: `linear` projection of each patch; for small images a `conv` stem, or a `conv_deep` one; the
-    `resnet` of Google's hybrids; or a `custom` one, handed to `VisionTransformer` beside the config."""
+    """Pixels to tokens: `linear` projection of each patch; for small images a `conv` stem, or a `conv_deep` one, or
+    `shifted` patches, each with the same patch of the image moved to four sides (Lee et al., 2021); the `resnet` of
+    Google's hybrids; or a `custom` one, handed to `VisionTransformer` beside the config."""
     stem_depths: tuple[int, ...] = ()
     """Blocks in each stage of a `resnet` stem; none for its root alone, whose map is a quarter of the image's side."""
     patch_bias: bool = True
@@ -274,6 +278,8 @@ class ViTConfig(Options):
     """LayerNorm on the tokens before the first block (CLIP)."""
     block: BlockKind = "pre"
     """LayerNorm before each sub-layer (ViT) or after each residual sum (the first Transformer)."""
+    attention: AttentionKind = "plain"
+    """`local` learns how sharp each head is, and no token looks at itself: for few images (Lee et al., 2021)."""
     qkv_bias: bool = True
     """Bias in the query, key and value projections."""
     act: Activation = "gelu"
@@ -347,6 +353,10 @@ class ViTConfig(Options):
         if self.stem in ("conv", "conv_deep") and (P_h & (P_h - 1) or P_w & (P_w - 1)):
             raise ConfigError(
                 f"a conv stem halves the image step by step, so patch_size must be a power of 2, got {P_h}x{P_w}."
+            )
+        if self.stem == "shifted" and min(P_h, P_w) < 2:
+            raise ConfigError(
+                f"shifted patches move by half a patch, so patch_size must be 2 or more, got {P_h}x{P_w}."
             )
         self._check_resnet_stem()
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from vitral.config import BackboneConfig, ResNetConfig, SwinConfig, ViTConfig
+from vitral.config import SHIFTED_VIEWS, BackboneConfig, ResNetConfig, SwinConfig, ViTConfig
 from vitral.errors import ConfigError
 from vitral.models.convolutions import Window, resnet_windows, stem_windows
 
@@ -107,6 +107,8 @@ def receptive_fields(config: ResNetConfig | ViTConfig) -> list[ReceptiveField]:
         return follow([*stem_windows(config), Window("tokens", cells, cells)])
     if config.stem == "linear":
         return follow([Window("tokens", P, P)])
+    if config.stem == "shifted":
+        return follow([Window("tokens", P + 2 * (P // 2), P, before=P // 2)])
     if config.stem == "custom":
         raise ConfigError("what a custom stem sees is not in its config; measure it by the gradient.")
     return follow(Window("tokens", 3, strides[0], before=1) for _, _, strides in config.stem_layers)
@@ -132,7 +134,7 @@ def _params(c: ViTConfig, patches: int) -> dict[str, int]:
         "patch embedding": _stem_params(c),
         "prefix tokens": c.prefix_tokens * D,
         "positions": (c.pos_rows + patches) * D if c.positions == "learned" else 0,
-        "query, key, value": L * _linear(D, 3 * D, c.qkv_bias),
+        "query, key, value": L * (_linear(D, 3 * D, c.qkv_bias) + c.num_heads * (c.attention == "local")),
         "projection": L * _linear(D, D),
         "mlp": L * mlp,
         "norms": (2 * L + c.pre_norm) * norm + 2 * (c.pooled_dim if c.norm_after_pool else D),
@@ -172,6 +174,8 @@ def _stem_params(c: ViTConfig) -> int:
     D, bias = c.embed_dim, c.embed_dim * c.patch_bias
     if c.stem == "linear":
         return c.patch[0] * c.patch[1] * c.in_chans * D + bias
+    if c.stem == "shifted":
+        return c.patch[0] * c.patch[1] * SHIFTED_VIEWS * c.in_chans * (D + 2) + bias
     if c.stem == "resnet":
         return sum(w.params for w in stem_windows(c)) + c.stem_cells[0] * c.stem_cells[1] * c.stem_width * D + bias
     if c.stem == "custom":
@@ -184,6 +188,8 @@ def _stem_macs(c: ViTConfig) -> int:
     H, W = c.image
     if c.stem == "linear":
         return H * W * c.in_chans * c.embed_dim
+    if c.stem == "shifted":
+        return H * W * SHIFTED_VIEWS * c.in_chans * c.embed_dim
     if c.stem == "resnet":
         maps = (H // c.stem_stride) * (W // c.stem_stride)
         return sum(count_macs(stem_windows(c), c.image).values()) + maps * c.stem_width * c.embed_dim
@@ -229,6 +235,8 @@ def _stem_activations(c: ViTConfig) -> int:
     """What a stem keeps: a convolutional one the image, and what norm, GELU and the next layer receive of each."""
     if c.stem == "resnet":
         return count_kept(stem_windows(c), c.image)
+    if c.stem == "shifted":  # what norm and projection receive
+        return 2 * SHIFTED_VIEWS * c.in_chans * c.image[0] * c.image[1]
     if c.stem not in ("conv", "conv_deep"):
         return 0
     (H, W), kept = c.image, c.in_chans * c.image[0] * c.image[1]

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from vitral.nn.locality import LocalityAttention
 from vitral.nn.pooling import AttentionPool
 from vitral.nn.regularize import LayerScale
 
@@ -42,6 +43,8 @@ def init_weights(
             nn.init.zeros_(module.bias)
         elif isinstance(module, LayerScale):
             nn.init.constant_(module.gamma, module.init_value)
+        elif isinstance(module, LocalityAttention):
+            module.reset_temperature()
         elif isinstance(module, AttentionPool):
             nn.init.trunc_normal_(module.latent, std=module.latent.shape[-1] ** -0.5, generator=generator)
     for name, std in (("cls_token", 1e-6), ("reg_token", 1e-6), ("pos_embed", 0.02)):

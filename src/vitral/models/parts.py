@@ -6,6 +6,7 @@ from vitral.config import ViTConfig
 from vitral.errors import ConfigError
 from vitral.nn.attention import Attention
 from vitral.nn.blocks import PostNormBlock, PreNormBlock
+from vitral.nn.locality import LocalityAttention, ShiftedPatchEmbed
 from vitral.nn.mlp import MLP
 from vitral.nn.patches import ConvStem, HybridEmbed, PatchEmbed
 from vitral.nn.pooling import AttentionPool, ClsDistPool, ClsMeanPool, ClsPool, DistilledHead, MaxPool, MeanPool
@@ -17,10 +18,13 @@ EncoderBlock = PreNormBlock | PostNormBlock
 
 BLOCKS = {"pre": PreNormBlock, "post": PostNormBlock}
 
+ATTENTIONS = {"plain": Attention, "local": LocalityAttention}
+
 STEMS = {
     "linear": lambda c: PatchEmbed(c.in_chans, c.embed_dim, c.patch, c.patch_bias),
     "conv": lambda c: ConvStem(c.stem_layers, c.patch_bias, c.norm_eps),
     "conv_deep": lambda c: ConvStem(c.stem_layers, c.patch_bias, c.norm_eps),
+    "shifted": lambda c: ShiftedPatchEmbed(c.in_chans, c.embed_dim, c.patch, c.patch_bias, c.norm_eps),
     "resnet": lambda c: HybridEmbed(
         resnet_v2(c.in_chans, c.stem_depths), c.stem_width, c.embed_dim, c.stem_cells, c.patch_bias, frozen=False
     ),
@@ -75,7 +79,7 @@ def make_blocks(c: ViTConfig) -> nn.ModuleList:
     return nn.ModuleList(
         BLOCKS[c.block](
             c.embed_dim,
-            Attention(c.embed_dim, c.num_heads, c.qkv_bias, c.attn_drop_rate, c.proj_drop_rate),
+            ATTENTIONS[c.attention](c.embed_dim, c.num_heads, c.qkv_bias, c.attn_drop_rate, c.proj_drop_rate),
             make_mlp(c),
             c.norm_eps,
             c.init_values,

@@ -226,6 +226,8 @@ def _adapt(tensors: dict[str, Tensor], old: ViTConfig, new: ViTConfig, report: L
         tensors[name] = make(before)
         report.resized.append((name, tuple(before.shape), tuple(tensors[name].shape), how))
 
+    if old.stem == "shifted" and (new.in_chans, new.patch) != (old.in_chans, old.patch):
+        raise ConfigError("shifted patches are for the channels and patch they were made for; leave both as they are.")
     patches, positions = "patch_embed.proj.weight", "pos_embed"
     if new.in_chans != old.in_chans:
         change(f"{first_conv(old)}.weight", "channels summed or repeated", lambda w: adapt_channels(w, new.in_chans))

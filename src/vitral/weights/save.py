@@ -95,10 +95,11 @@ def _write_timm(model: VisionTransformer, target: Path) -> list[str]:
     c, notes = model.config, []
     stem = c.stem in ("linear", "resnet")
     plain = stem and c.positions == "learned" and c.block == "pre" and c.patch_bias != c.pre_norm
+    plain = plain and c.attention == "plain"
     if not plain or c.head not in ("linear", "distilled"):
         raise ConfigError(
-            f"timm has no ViT with stem {c.stem}, positions {c.positions}, block {c.block}, head {c.head}, "
-            f"patch_bias {c.patch_bias} and pre_norm {c.pre_norm}; write it as vitral."
+            f"timm has no ViT with stem {c.stem}, positions {c.positions}, block {c.block}, attention {c.attention}, "
+            f"head {c.head}, patch_bias {c.patch_bias} and pre_norm {c.pre_norm}; write it as vitral."
         )
     document = timm.write_config(c, model.preprocess, model.labels)
     tensors = _weights(model)
