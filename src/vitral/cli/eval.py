@@ -92,7 +92,8 @@ def _run_probe(options: Options, kind: ProbeKind) -> None:
         raise ConfigError("a probe looks at images and writes nothing; leave --text-column, --beam and the like out.")
     if options.running != Running():
         raise ConfigError(
-            "--merge, --engine, --device, --workers and --batch-size are for a whole model; leave them out of a probe."
+            "--merge, --engine, --device, --workers and --batch-size are for a whole model; "
+            "leave them out with --probe."
         )
     from vitral.api import probe
     from vitral.data.sources.open import open_data
