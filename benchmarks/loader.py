@@ -1,23 +1,33 @@
-"""Decoding and cropping JPEGs to 224: vitral beside plain Pillow, its `draft` and `resize(box=)`, and torchvision's v2.
+"""Decoding and cropping JPEGs to 224: vitral, plain Pillow, its `draft` and `resize(box=)`, torchvision's v2.
 
     python benchmarks/loader.py
 
-Images per CPU second of one process, interleaved, medians; files of 500 x 400 and 2000 x 1600, made here from noise.
+First images per CPU second of one process, for files of 500 x 400 and 2000 x 1600 made from noise; then training
+batches read by two workers: vitral's threads compared with processes of torch's DataLoader. Interleaved, medians.
 Writes benchmarks/results/loader.json.
 """
 
 import io
+import itertools
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader
 
 from measure import write_json
 from peers import mend_torchvision
-from vitral.config import Preprocess
+from vitral.config import Augmentation, Preprocess
 from vitral.data.images import read_image
+from vitral.data.inputs import ImageInputs
+from vitral.data.loader import TrainLoader
 from vitral.data.noise import Noise
+from vitral.data.sources.open import open_data
 from vitral.data.transforms import decode_size, eval_transform, random_resized_crop
 
 P = Preprocess(img_size=224, crop_pct=0.875, interpolation="bicubic")
@@ -94,6 +104,59 @@ RIVALS: dict[str, Callable[[bytes], None]] = {
 }
 
 
+def torch_batches(loader: TrainLoader, start: str) -> Iterator[Any]:
+    """The same batches by processes of torch's DataLoader, which are started once."""
+    plans = list(itertools.islice(loader._plans(0), 1000))
+    feed: Any = loader.feed
+    yield from DataLoader(
+        feed, batch_size=None, sampler=plans, num_workers=loader.workers, prefetch_factor=4, collate_fn=None,
+        multiprocessing_context=start,
+    )  # fmt: skip
+
+
+READERS: dict[str, tuple[int, Callable[[TrainLoader], Iterator[Any]]]] = {
+    "no workers": (0, lambda loader: loader.batches(0)),
+    "2 threads (vitral)": (2, lambda loader: loader.batches(0)),
+    "2 processes, fork": (2, lambda loader: torch_batches(loader, "fork")),
+    "2 processes, forkserver": (2, lambda loader: torch_batches(loader, "forkserver")),
+    "2 processes, spawn": (2, lambda loader: torch_batches(loader, "spawn")),
+}
+
+
+def measure_workers(rounds: int = 5, batches: int = 12, batch_size: int = 32) -> dict[str, dict[str, float]]:
+    """Seconds until the first batch, and images per second after it."""
+    measured: dict[str, list[tuple[float, float]]] = {name: [] for name in READERS}
+    with tempfile.TemporaryDirectory() as folder:
+        for i in range(512):
+            path = Path(folder) / "ab"[i % 2] / f"{i}.jpg"
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(
+                make_jpeg(500, 400, seed=i) if i < 16 else (Path(folder) / "ab"[i % 2] / f"{i % 16}.jpg").read_bytes()
+            )
+        data = open_data(folder).with_splits(0.1, 0.1, seed=0)
+        for _ in range(rounds):
+            for name, (workers, read) in READERS.items():
+                loader = TrainLoader(
+                    data, ImageInputs(P), Augmentation(crop_scale=0.3), batch_size, 0, False, workers, 0, 1
+                )
+                began = time.perf_counter()
+                with closing(read(loader)) as reader:  # type: ignore[type-var]
+                    next(reader)
+                    first = time.perf_counter()
+                    for _ in range(batches):
+                        next(reader)
+                    ended = time.perf_counter()
+                measured[name].append((first - began, batches * batch_size / (ended - first)))
+    middle = rounds // 2
+    return {
+        name: {
+            "first_batch_seconds": sorted(start for start, _ in values)[middle],
+            "images_per_second": sorted(speed for _, speed in values)[middle],
+        }
+        for name, values in measured.items()
+    }
+
+
 def main() -> None:
     torch.set_num_threads(1)
     results: dict[str, dict[str, float]] = {}
@@ -111,7 +174,11 @@ def main() -> None:
         print(f"{width} x {height}, {len(data) / 1000:.0f} kB: images per CPU second")
         for name, value in speed.items():
             print(f"  {name:20} {value:8.0f}   {value / speed['Pillow']:.2f} times plain Pillow")
-    print(f"wrote {write_json('loader', {'images_per_cpu_second': results})}")
+    workers = measure_workers()
+    print("training batches of 32 from 500 x 400 JPEGs")
+    for name, row in workers.items():
+        print(f"  {name:24} {row['images_per_second']:6.0f} images/s, first batch {row['first_batch_seconds']:.2f} s")
+    print(f"wrote {write_json('loader', {'images_per_cpu_second': results, 'workers': workers})}")
 
 
 if __name__ == "__main__":

@@ -1073,7 +1073,7 @@ class LoopConfig(Options):
     max_bad_steps: int = 10
     """Steps in a row with a loss that is not finite, after which training stops."""
     workers: int = 0
-    """Processes that read image files; 0 reads them in the main process."""
+    """Threads that read and decode images ahead of training; 0 reads each batch when it is needed."""
     strict: bool = False
     """Stop at the first image that cannot be read, instead of going on without it."""
     seed: int = 0

@@ -1,4 +1,6 @@
 import itertools
+import os
+import threading
 
 import pytest
 import torch
@@ -85,6 +87,16 @@ def test_workers_read_the_same(file_data, crop):
         assert a.inputs.shape == (4, 1, 6, 9)
         assert torch.equal(a.inputs, b.inputs)
         assert torch.equal(a.targets, b.targets)
+
+
+def test_workers_are_threads_that_end_with_the_reader(file_data, monkeypatch):
+    """A fork of a process that has run torch's threads can die without a message."""
+    monkeypatch.setattr(os, "fork", lambda: pytest.fail("a process was forked"))
+    batches = loader(file_data, workers=2).batches(0)
+    next(batches)
+    assert [t for t in threading.enumerate() if t.name.startswith("vitral-ahead")]
+    batches.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("vitral-ahead")]
 
 
 def test_repeated_augmentation_gives_views_of_fewer_images():

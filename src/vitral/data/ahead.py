@@ -1,4 +1,4 @@
-"""Work done ahead of time by threads, in order. Decoders and torch let go of the interpreter while they work."""
+"""Work done ahead of time by threads, in order. Decoders and torch release the interpreter lock while they work."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -14,10 +14,10 @@ Y = TypeVar("Y")
 
 
 def ahead(function: Callable[[X], Y], items: Iterable[X], workers: int, depth: int) -> Generator[Y]:
-    """`map(function, items)`, where threads are up to `depth` items ahead of whoever reads.
+    """`map(function, items)`, with threads up to `depth` items ahead of the reader.
 
-    Results come in order, an error where its result would. When the reader stops, by `break` or Ctrl-C, what has not
-    been begun is dropped and no thread stays behind.
+    Results are in order; an error is raised in place of its result. When the reader stops, by `break` or Ctrl-C, items
+    that have not been started are dropped and no thread remains.
     """
     items = iter(items)
     first = list(islice(items, 2 if workers else 0))

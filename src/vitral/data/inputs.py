@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from vitral.config import Augmentation, Preprocess, pair
 from vitral.data.augment import Mixed, augment
@@ -44,8 +43,8 @@ class UnreadableBatchError(DataError):
     """No image of a batch can be read."""
 
 
-class Feed(ABC, Dataset):
-    """Reads batches of a data set by their numbers; runs in a worker process where there are any."""
+class Feed(ABC):
+    """Reads batches of a data set by their numbers; several threads may read at the same time."""
 
     @abstractmethod
     def __getitem__(self, batch: tuple[Tensor, Tensor]) -> Batch:

@@ -1,15 +1,16 @@
-"""Batches in an order that the seed decides, and that can be taken up anywhere.
+"""Batches in an order that depends only on the seed, starting at any step.
 
-Nothing here has a state: the batch of a step is a function of (seed, epoch, step in the epoch), and the randomness of a
-sample a function of its place in the run. A run resumed at a step, or split over more processes, sees the same samples.
+The loader has no state: the batch of a step is a function of (seed, epoch, step in the epoch), and the randomness of a
+sample is a function of its position in the run. A run that is resumed, or split over several processes, sees the same
+samples. Batches are read ahead by threads, never by forked processes: a fork of a process that has run torch's threads
+can deadlock or die without a message, and decoders release the interpreter lock anyway.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from vitral.config import Augmentation
 from vitral.data.ahead import ahead
@@ -20,17 +21,11 @@ from vitral.data.text import bucketed
 from vitral.errors import DataError
 
 
-def _load(feed: Feed, batches: Sequence[tuple[Tensor, Tensor]], workers: int) -> Iterator[Batch]:
-    """Read batches in their order, ahead of time where there are workers; nothing of torch's own chance is used up."""
-    prefetch = 4 if workers else None
-    yield from DataLoader(
-        feed, batch_size=None, sampler=batches, num_workers=workers, prefetch_factor=prefetch, collate_fn=None,
-        generator=torch.Generator(),
-    )  # fmt: skip
-
-
 class TrainLoader:
-    """Endless training batches: `batches(step)` goes on from any step, this process's share of each."""
+    """Endless training batches: `batches(step)` starts at any step and yields this process's share of each batch.
+
+    `workers` is the number of threads that read ahead; 0 reads each batch when it is needed.
+    """
 
     def __init__(
         self, data: Data, inputs: Inputs, augment: Augmentation, batch_size: int, seed: int, strict: bool,
@@ -64,17 +59,21 @@ class TrainLoader:
 
     def batches(self, step: int) -> Iterator[Batch]:
         """Yield the batches of steps `step`, `step + 1`, ... without end."""
-        epoch, first = divmod(step, self.steps_per_epoch)
-        while True:
-            yield from _load(self.feed, self._plan(epoch, first), self.workers)
-            epoch, first = epoch + 1, 0
+        yield from ahead(self.feed.__getitem__, self._plans(step), self.workers, 2 * self.workers)
 
     def first(self, count: int) -> Iterator[Batch]:
-        """Yield up to so many batches of the first epoch, once more."""
-        yield from _load(self.feed, self._plan(0, 0)[:count], workers=0)
+        """Yield up to `count` batches of the first epoch."""
+        yield from map(self.feed.__getitem__, self._plan(0, 0)[:count])
+
+    def _plans(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """What to read for steps `step`, `step + 1`, ... without end."""
+        epoch, first = divmod(step, self.steps_per_epoch)
+        while True:
+            yield from self._plan(epoch, first)
+            epoch, first = epoch + 1, 0
 
     def _plan(self, epoch: int, first: int) -> list[tuple[Tensor, Tensor]]:
-        """Samples of an epoch and their places in the run, for each batch from `first` on."""
+        """Samples of an epoch and their positions in the run, for each batch from number `first`."""
         share = self.batch_size // self.world
         order = self.order(epoch)
         starts = [k * self.batch_size + self.rank * share for k in range(first, self.steps_per_epoch)]
