@@ -21,13 +21,15 @@ EXPECTED = {
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.py"))
 
 
-LONG = {"dino_attention"}
-"""Those that train for minutes."""
+QUICK = "vit_step_by_step"
+"""The one that also runs in the fast set."""
+MINUTES = "dino_attention"
+"""The one that trains for minutes."""
 
 
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, marks=pytest.mark.slow if path.stem in LONG else (), id=path.stem) for path in NOTEBOOKS],
+    [pytest.param(path, marks=() if path.stem == QUICK else pytest.mark.slow, id=path.stem) for path in NOTEBOOKS],
 )
 def test_a_notebook_runs_as_a_script_and_draws_what_it_says(path, tmp_path):
     done = subprocess.run(
@@ -49,9 +51,9 @@ def test_a_notebook_runs_as_a_script_and_draws_what_it_says(path, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", [path for path in NOTEBOOKS if path.stem not in LONG], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [path for path in NOTEBOOKS if path.stem != MINUTES], ids=lambda path: path.stem)
 def test_a_notebook_runs_as_a_notebook(path, tmp_path):
-    """But for the long ones, whose cells were run as a script above; one such run is minutes enough."""
+    """All except the one that trains for minutes, whose cells run as a script above."""
     notebook = jupytext.read(path)
     assert sum(cell.cell_type == "code" for cell in notebook.cells) > 6
     nbclient.NotebookClient(notebook, timeout=1800, resources={"metadata": {"path": str(tmp_path)}}).execute()

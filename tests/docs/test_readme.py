@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
@@ -28,6 +30,7 @@ def test_python_blocks_run_and_their_shapes_are_true(tmp_path, monkeypatch):
     assert checked == 4
 
 
+@pytest.mark.slow
 def test_commands_run(tmp_path):
     commands = [line[2:] for block in blocks("console") for line in block.splitlines()]
     assert len(commands) >= 6

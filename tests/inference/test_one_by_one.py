@@ -17,7 +17,9 @@ from vitral.inference.one_by_one import OneByOne, Requests, compile_openvino, fo
 from vitral.inference.timing import multiply_adds
 
 
-@pytest.mark.parametrize("what", ["classify", "detect", "segment mask"])
+@pytest.mark.parametrize(
+    "what", ["classify", *(pytest.param(what, marks=pytest.mark.slow) for what in ("detect", "segment mask"))]
+)
 def test_every_model_answers_as_it_does_in_torch(what, tmp_path, monkeypatch, threads):
     monkeypatch.setattr(one_by_one, "LARGE", 0)
     predictor = tiny_predictor(what)
@@ -48,6 +50,7 @@ def called(what, made):
     return predictor.model, OneByOne(whole, for_one_image(whole), graph.inputs, graph.outputs, compile)
 
 
+@pytest.mark.slow
 def test_a_graph_is_compiled_when_it_is_needed_and_once(threads):
     threads(3)
     made = []
@@ -62,6 +65,7 @@ def test_a_graph_is_compiled_when_it_is_needed_and_once(threads):
         assert made == before + more
 
 
+@pytest.mark.slow
 def test_many_may_call_at_a_time(threads):
     threads(2)
     made = []
@@ -133,6 +137,7 @@ def test_a_call_that_fails_ends_all_of_its_batch_and_spoils_no_other():
     assert len(model.requests) == 4
 
 
+@pytest.mark.slow
 def test_work_is_that_which_torch_counts():
     for what in ("classify", "swin", "segment", "regress"):
         predictor = tiny_predictor(what)
@@ -141,6 +146,7 @@ def test_work_is_that_which_torch_counts():
         assert counted == pytest.approx(multiply_adds(predictor.model, graph.shape), rel=0.02)
 
 
+@pytest.mark.slow
 def test_small_models_and_free_sizes_are_called_for_all_images_together(tmp_path, monkeypatch):
     predictor = tiny_predictor("classify")
     vitral.export(predictor, tmp_path / "small.xml")
@@ -150,6 +156,7 @@ def test_small_models_and_free_sizes_are_called_for_all_images_together(tmp_path
     assert isinstance(open_exported(tmp_path / "free.xml")._calls[WHOLE], Requests)
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_compiled_is_said(tmp_path, monkeypatch):
     vitral.export(tiny_predictor("classify"), tmp_path / "m.xml")
     monkeypatch.setattr(one_by_one, "LARGE", 0)

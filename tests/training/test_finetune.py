@@ -14,6 +14,7 @@ from vitral.api import resolve_config
 from vitral.cli.main import main
 from vitral.config import LoRAOptions, SegmenterConfig, Seq2SeqConfig, TextConfig, TrainConfig, ViTConfig
 from vitral.data.sources.open import open_data
+from vitral.data.sources.scenes_digits import make_rotated_digits
 from vitral.errors import ConfigError, UnknownNameError
 from vitral.models.lora import add_lora, lora_parameters
 from vitral.models.segmenter import Segmenter
@@ -366,7 +367,7 @@ def test_every_class_keeps_one():
 
 
 def test_without_classes_a_share_at_random():
-    data = open_data("digits-rotated")
+    data = make_rotated_digits(1, 1)
     before = len(data.splits["train"])
     assert len(data.with_label_fraction(0.1, 0).splits["train"]) == round(before * 0.1)
 

@@ -98,7 +98,7 @@ class TestOptimisers:
         x, y = images(40, 1, 8, 8), torch.arange(40) % 10
         optimizers = make_optimizers(model, TrainConfig(optimizer=optimizer, lr=3e-3))
         losses = []
-        for _ in range(200):  # far more than either needs: how many it takes depends on the machine's kernels
+        while (not losses or losses[-1] >= 0.1) and len(losses) < 200:  # how many it takes depends on the kernels
             loss = torch.nn.functional.cross_entropy(model(x), y)
             loss.backward()
             for o in optimizers:

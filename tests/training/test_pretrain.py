@@ -272,6 +272,7 @@ def state_of(run):
 class TestRest:
     """Parts that wait for their turn do not change by a bit."""
 
+    @pytest.mark.slow
     def test_the_last_layer_waits(self, tmp_path):
         options = {"dino": SMALL | {"freeze_last_epochs": 2.0}, "epochs": 2}
         waited, learned = run(tmp_path / "a", **options), run(tmp_path / "b", dino=SMALL | {"freeze_last_epochs": 0.0})
@@ -291,7 +292,7 @@ class TestRest:
             assert method.rests(0.1, 1.0) == waits
         assert not method.rests(1.0, 1.0)
 
-    @pytest.mark.parametrize("method", ["dino", "mae"])
+    @pytest.mark.parametrize("method", [pytest.param("dino", marks=pytest.mark.slow), "mae"])
     def test_a_given_backbone_waits_for_new_heads(self, finished, tmp_path, capsys, method):
         start = str(finished[method].path)
         given = load_file(finished[method].path / "model.safetensors")
@@ -378,6 +379,7 @@ class TestHealth:
         assert made.metrics["val"]["collapsed"] == 1
         assert "uniform collapse" in (made.path / "report.html").read_text()
 
+    @pytest.mark.slow
     def test_one_point_collapse_is_provoked_and_said(self, tmp_path, capsys):
         """Sharp, and with a centre that never moves, the teacher settles on one prototype for every image."""
         still = SMALL | {"centre_momentum": 1.0, "teacher_temperature": 0.02, "teacher_temperature_end": 0.02}
