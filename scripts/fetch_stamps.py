@@ -14,6 +14,8 @@ import shutil
 import subprocess
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fetch_en_it import key
@@ -31,13 +33,20 @@ def fetch(folder: Path | None = None, package: Path | None = None) -> Path:
     target = (folder or cache_folder()) / "stamps"
     if (target / "captions.csv").is_file():
         return target
+    with extracted(package) as stamps:
+        write(stamps, target)
+    return target
+
+
+@contextmanager
+def extracted(package: Path | None = None) -> Iterator[Path]:
+    """The folder of all stamps, one folder for each category, from a package on disk or from apt-get."""
     with tempfile.TemporaryDirectory() as place:
         package = package or download(Path(place))
         if hashlib.sha256(package.read_bytes()).hexdigest() != SHA256:
-            raise SystemExit(f"{package} is another file than {FILE} as it was published; it is not used.")
+            raise SystemExit(f"{package} does not have the SHA-256 of the published {FILE}; it is not used.")
         run(["dpkg-deb", "--extract", str(package), place])
-        write(Path(place) / INSIDE, target)
-    return target
+        yield Path(place) / INSIDE
 
 
 def download(place: Path) -> Path:
