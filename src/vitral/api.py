@@ -216,13 +216,14 @@ def export(
     data: str | Path | Data | None = None,
     **options: Any,
 ) -> Exported:
-    """Write a model as one file that runs without vitral, and try it out: "onnx", "openvino" or "pt2".
+    """Write a model as one file that runs without vitral, and verify it: "onnx", "openvino" or "pt2".
 
-    `vitral.export("runs/digits", "digits.onnx")`; `vitral.Predictor("digits.onnx")` then answers as the run does. The
-    end of the path tells the format if it is not given. `merge` puts token merging into the file
-    (`vitral.models.merge`): faster, with nearly the same answers. With `dynamic_size` it takes images of any size that
-    the patch divides. `int8` makes it smaller and, where the processor has the instructions, faster: `data` are then
-    labelled data to calibrate and judge by, and `options` fields of `vitral.config.QuantizeOptions`.
+    `vitral.export("runs/digits", "digits.onnx")`; `vitral.Predictor("digits.onnx")` then gives the answers of the run.
+    A "pt2" file runs in torch (docs/export.md); vitral does not open it. The suffix of the path determines the format
+    if it is not given. `merge` puts token merging into the file (`vitral.models.merge`): faster, with nearly the same
+    answers. With `dynamic_size` it takes images of any size that is a multiple of the patch size. `int8` makes it
+    smaller and, on processors with such instructions, faster: `data` is then labelled data for calibration and
+    evaluation, and `options` are fields of `vitral.config.QuantizeOptions`.
     """
     path = Path(path)
     format = format_of(path, format)
