@@ -73,7 +73,7 @@ def test_tensorboard_has_the_same_numbers(finished):
 
 
 def test_the_model_is_the_average_not_the_last_step(finished):
-    (newest,) = list((finished.path / "checkpoints").glob("step-000020"))
+    (newest,) = list((finished.path / "checkpoints").glob("step-000000020"))
     assert same(weights(finished.path), load_file(newest / "ema.safetensors"))
     assert not same(weights(finished.path), load_file(newest / "model.safetensors"))
 
