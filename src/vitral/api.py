@@ -94,10 +94,11 @@ def train_and_report(
     """Training, then the report."""
     if preset is not None:
         require_weights(config.model, f"--preset {preset}")
-    run = train_model(data, config, out, task=task, resume=resume, quiet=quiet, command=command)
-    if run.wrote:
-        write_report(out, run.data)
-    return run
+
+    return train_model(
+        data, config, out, task=task, resume=resume, quiet=quiet, command=command,
+        report=lambda run: write_report(run.path, run.data),
+    )  # fmt: skip
 
 
 def resolve_pretraining(data: Data, given: Mapping[str, Any]) -> PretrainConfig:
@@ -141,10 +142,10 @@ def pretrain_and_report(
             draw_progress(method, health.examples(PICTURES), out / "pictures", epoch)
         return health.look(method)
 
-    run = pretrain_model(data, config, out, look, resume=resume, quiet=quiet, command=command)
-    if run.wrote:
-        write_pretraining_report(out)
-    return run
+    return pretrain_model(
+        data, config, out, look, resume=resume, quiet=quiet, command=command,
+        report=lambda run: write_pretraining_report(run.path),
+    )  # fmt: skip
 
 
 def compare(

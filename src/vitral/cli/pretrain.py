@@ -24,7 +24,7 @@ class Options:
     a collapse is said, with what to change.
 
     Options come from the defaults, under the recipes of the method and of the data, under --config, under flags. A run
-    that goes on (--resume) has its own.
+    that is resumed (--resume) keeps its own.
 
     Examples:
       vitral pretrain photos/ --out runs/dino
@@ -43,7 +43,7 @@ class Options:
     config: Annotated[str, tyro.conf.arg(metavar="FILE.toml|RECIPE", help_behavior_hint="")] = ""
     """File of options, under the names of the flags; or a recipe."""
     resume: bool = False
-    """Go on with the run in --out from its newest checkpoint."""
+    """Continue the run in --out from its newest checkpoint; start one if there is none."""
     image_column: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """Column of image paths in a table."""
     json: bool = False

@@ -54,15 +54,18 @@ def _make_vit(config: PretrainConfig, in_chans: int, **fresh: Any) -> VisionTran
 
 def pretrain_model(
     data: Data, config: PretrainConfig, out: Path, look: Look, *, resume: bool = False, quiet: bool = False,
-    command: str = "",
+    command: str = "", report: Callable[[Run], object] | None = None,
 ) -> Run:  # fmt: skip
-    """Let a model learn from images alone, and write its run directory; `data` have the parts that are needed."""
+    """Train a model on images without labels and write its run directory, which is locked until `report` has returned.
+
+    `data` has the splits that are needed. With `resume`, a run in `out` continues from its newest checkpoint; if there
+    is none, one is started.
+    """
     if data.what != "images":
         raise DataError(f"{data.name} has {data.what}; pretraining is for images.")
     device = resolve_device(config.device)
     dtype, notice = resolve_precision(config.precision, device)
-    with processes(device) as who:
-        checkpoint, notes = open_run(out, config, PRETRAIN, data, resume, who)
+    with processes(device) as who, open_run(out, config, PRETRAIN, data, resume, who) as (checkpoint, notes):
         method = make_method(config, data.in_chans, who)
         method.model.to(device)
         nothing = Values(torch.zeros(len(data.inputs), 0))
@@ -77,7 +80,7 @@ def pretrain_model(
                 log.say(note)
             torch.manual_seed(config.seed)
             describe = _description(data, config, method, command)
-            if who.first and not resume:
+            if who.first and not (out / CONFIG).exists():
                 write_atomically(out / CONFIG, config_document(describe))
             last, said = [""], set[str]()
 
@@ -109,7 +112,10 @@ def pretrain_model(
             save_tensors(out / WEIGHTS, method.backbone.state_dict())
             write_atomically(out / CONFIG, config_document({**describe, "metrics": metrics, "trouble": last[0]}))
             write_atomically(out / "README.md", pretrained_card(describe, metrics["val"]).encode())
-            return Run(out, metrics, data)
+        run = Run(out, metrics, data)
+        if report is not None:
+            report(run)
+        return run
 
 
 def _built(method: Method) -> str:
