@@ -7,7 +7,6 @@ output only: opening one can run code (`vitral.weights.files.refuse_program`).
 import json
 import logging
 import os
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +31,7 @@ from vitral.models.merge import MergingViT
 from vitral.models.seq2seq import DecoderModel, Seq2Seq, TextEncoder
 from vitral.tasks.base import Task
 from vitral.tasks.write import Write, Writes
+from vitral.weights.atomic import workspace
 
 SUFFIXES: dict[ExportFormat, str] = {"onnx": ".onnx", "openvino": ".xml", "pt2": ".pt2"}
 """How the name of an exported file ends, by its format."""
@@ -227,10 +227,10 @@ def write_graph(graph: AnyGraph, document: Document, path: Path, format: str, wr
 
 @contextmanager
 def staging(path: Path) -> Iterator[Path]:
-    """A place beside the path for a file and its parts, until they are put there or given up."""
+    """A name for a file and its parts until they are moved to `path`, or discarded."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-        yield Path(folder) / path.name
+    with workspace(path) as folder:
+        yield folder / path.name
 
 
 def put_in_place(made: Path, path: Path, document: Document, differences: dict[int, float]) -> Exported:
