@@ -283,7 +283,7 @@ def metrics_of_finished(out: Path, config: LoopConfig, checkpoint: Checkpoint | 
     """Return the metrics of a run that has used up this budget, and None of one that has something left to do."""
     trained = trained_options(out, type(config), checkpoint)
     same = all(getattr(trained, key) == getattr(config, key) for key in BUDGET)
-    return read_run_config(out).document.get("metrics") if same else None
+    return read_run_config(out).document.get("metrics") if same and (out / WEIGHTS).is_file() else None
 
 
 def record_budget(out: Path, config: LoopConfig, checkpoint: Checkpoint | None, steps: int, write: bool) -> None:
