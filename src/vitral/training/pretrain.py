@@ -24,7 +24,7 @@ from vitral.training.loop import Hooks, fit, total_steps
 from vitral.training.precision import resolve_device, resolve_precision
 from vitral.training.session import Run, make_backbone, note_of_few, open_run, provenance, signals
 from vitral.weights.atomic import save_tensors, write_atomically
-from vitral.weights.load import is_source
+from vitral.weights.fetch import is_source
 from vitral.weights.rundir import CONFIG, PRETRAIN, WEIGHTS, architecture_of, config_document
 
 Look = Callable[[Method, int], tuple[dict[str, float], str]]
