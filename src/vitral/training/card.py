@@ -27,7 +27,7 @@ A {kind_of(describe)} that {task.what.format(n=len(labels))}{": " * bool(names)}
 {data["name"]}, licence: {data["licence"]}. {what.capitalize()}: {parts}.
 {notes}
 ## Weights
-{_start(describe)} `model.safetensors` holds {weights}; \
+{start_of(describe)} `model.safetensors` holds {weights}; \
 the test part chose nothing.{_learnt(describe)}
 
 ## Intended use
@@ -52,7 +52,7 @@ def _learnt(describe: dict[str, Any]) -> str:
     return f" Of {whole:,} parameters {trained:,} were trained.{how}" if trained != whole else ""
 
 
-def _start(describe: dict[str, Any]) -> str:
+def start_of(describe: dict[str, Any]) -> str:
     """What training started from, with the licence of published weights."""
     name, weights = describe["model_name"], describe.get("weights")
     if weights is None:
@@ -84,7 +84,7 @@ A Vision Transformer that learned to {describe["what"]} ({describe["method"].upp
 {data["name"]}, licence: {data["licence"]}. Images: {parts}. Their labels, if any, were used for the k-NN signal alone.
 {notes}
 ## Weights
-{_start(describe)}
+{start_of(describe)}
 
 ## Use
 `vitral train DATA --model THIS_FOLDER --preset full` fine-tunes it; `vitral eval THIS_FOLDER DATA --probe knn` tells

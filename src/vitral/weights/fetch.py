@@ -270,7 +270,7 @@ def _store(
         sha256 = sha256_of(new)
         if pinned and sha256 != pinned:
             raise CheckpointError(
-                f"{about.file} of {origin} is not the expected file (SHA-256 {sha256}, expected {pinned}); it was not used."
+                f"{about.file} of {origin} is not the expected file: its SHA-256 is {sha256}, not {pinned}."
             )
         if not pinned:
             _refuse_another_model(about, new, origin)

