@@ -4,7 +4,7 @@ from pathlib import Path
 
 from vitral.config import HUB
 from vitral.errors import CheckpointError
-from vitral.weights.files import DOCUMENTS, WEIGHT_FILES, read_json
+from vitral.weights.files import DOCUMENTS, WEIGHT_FILES, read_shard_index
 
 
 def locate(source: str | Path) -> Path:
@@ -24,7 +24,7 @@ def _fetch(source: str) -> Path:
         if found is None:
             continue
         if weights.endswith(".index.json"):
-            for shard in sorted({str(file) for file in read_json(found).get("weight_map", {}).values()}):
+            for shard in sorted(set(read_shard_index(found).values())):
                 _get(source, name, shard, revision)
         return found.parent
     raise CheckpointError(f"{source} has none of {', '.join(WEIGHT_FILES)}.")
