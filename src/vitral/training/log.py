@@ -5,10 +5,25 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self, TypedDict
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from vitral.errors import VitralError
+from vitral.schema import Count, Finite, conform
+from vitral.weights.files import parse_json
+
+METRICS = "metrics.jsonl"
+
+
+class Line(TypedDict):
+    """What every line of metrics.jsonl has; the other values of a line are numbers."""
+
+    split: Literal["train", "val"]
+    step: Count
+    epoch: Finite
+    seconds: Finite
 
 
 class RunLog:
@@ -74,13 +89,28 @@ def _open_board(folder: Path, from_step: int) -> Any:
     return SummaryWriter(str(folder), purge_step=from_step + 1 if from_step else None)
 
 
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl in a run directory; damaged ones, such as one that a crash cut short, are skipped."""
+    path = run / METRICS
+    if not path.is_file():
+        return []
+    with path.open("rb") as file:
+        return [values for line in file if (values := _parse_line(line)) is not None]
+
+
+def _parse_line(line: bytes) -> dict[str, Any] | None:
+    """A line of metrics.jsonl, None if it is damaged."""
+    try:
+        values = parse_json(line, METRICS)
+        rest = values.keys() - Line.__annotations__.keys()
+        return conform(values, Line, "") | conform({name: values[name] for name in rest}, dict[str, float], "")
+    except VitralError:
+        return None
+
+
 def _cut_after(path: Path, step: int) -> None:
-    """Forget the lines of steps after the checkpoint that a run goes on from: they will be written again."""
-    kept = []
-    for line in path.read_text().splitlines():
-        try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line)
-        except (ValueError, KeyError, TypeError):
-            continue  # a line that a crash cut short
-    path.write_text("".join(f"{line}\n" for line in kept))
+    """Drop the lines of steps after the checkpoint that a run resumes from, for they will be written again."""
+    with path.open("rb") as file:
+        parsed = ((line, _parse_line(line)) for line in file)
+        kept = [line for line, values in parsed if values is not None and values["step"] <= step]
+    path.write_bytes(b"".join(line.rstrip(b"\r\n") + b"\n" for line in kept))
