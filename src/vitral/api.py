@@ -80,7 +80,7 @@ def train(
     way to fine-tune the weights that `model` names; its options go under those given.
     """
     if task is None and resume and is_run(Path(out)):
-        task = read_run_config(Path(out)).document["task"]
+        task = read_run_config(Path(out)).task
     opened = data if isinstance(data, Data) else open_data(data, task=task)
     config = resolve_config(opened, options, task, preset)
     told = {"task": task, "preset": preset, "resume": resume, "quiet": quiet, "command": command}

@@ -60,8 +60,7 @@ def defaults(options: Options) -> Options:
 
     data = _opened(options.data, options.image_column)
     if options.resume and is_run(place := _place(options, data)):
-        document = read_run_config(place).document
-        return Options(data=options.data, pretrain=PretrainConfig.from_dict(document["train"]))
+        return Options(data=options.data, pretrain=read_run_config(place).training(PretrainConfig))
     given: dict[str, Any] = read_config_file(Path(options.config)) if options.config else {}
     asked = options.pretrain.method
     if asked != PretrainConfig().method:

@@ -77,8 +77,8 @@ def defaults(options: Options) -> Options:
 
     data = opened(options)
     if options.resume and is_run(started := Path(options.out or f"runs/{data.name}")):
-        document = read_run_config(started).document
-        return Options(data=options.data, task=document["task"], train=TrainConfig.from_dict(document["train"]))
+        before = read_run_config(started)
+        return Options(data=options.data, task=before.task, train=before.training(TrainConfig))  # type: ignore[arg-type]
     given: dict[str, Any] = read_config_file(Path(options.config)) if options.config else {}
     return Options(data=options.data, train=resolve_config(data, given, options.task, options.preset))
 

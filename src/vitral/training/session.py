@@ -5,7 +5,7 @@ import platform
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,9 +35,10 @@ from vitral.training.checkpoint import Checkpoint, load_newest, save_checkpoint
 from vitral.training.distributed import Processes, processes
 from vitral.training.finetune import choose_trained, count_parameters
 from vitral.training.log import RunLog
-from vitral.training.loop import Hooks, State, fit, total_steps
+from vitral.training.loop import Hooks, Saved, State, fit, total_steps
 from vitral.training.precision import resolve_device, resolve_precision
 from vitral.weights.atomic import save_tensors, write_atomically
+from vitral.weights.files import read_tensors
 from vitral.weights.load import is_source, load_backbone, with_stochastic_depth
 from vitral.weights.rundir import CONFIG, TOKENIZERS, WEIGHTS, architecture_of, config_document, read_run_config
 
@@ -123,13 +124,19 @@ def train_model(
             if state.unreadable:
                 log.warn(f"{state.unreadable} reads of images failed; vitral check names the files")
             if config.select == "best" and (out / "best.safetensors").is_file():
-                from safetensors.torch import load_file
-
-                model.load_state_dict(load_file(out / "best.safetensors"))
+                load_best(model, out / "best.safetensors")
             merge_lora(model)  # what is evaluated and written is the plain model
             if not who.first:
                 return Run(out, {}, data, wrote=False)
             return _finish(out, model, made, data, inputs, config.batch_size, describe, state, log)
+
+
+def load_best(model: torch.nn.Module, path: Path) -> None:
+    """Put the weights that were best on the validation split into the model."""
+    try:
+        model.load_state_dict(read_tensors(path))
+    except RuntimeError as error:
+        raise CheckpointError(f"{path} does not fit the model; remove it to keep the last weights.") from error
 
 
 def note_of_few(steps: int) -> list[str]:
@@ -196,7 +203,7 @@ def open_run(
         raise CheckpointError(problem or f"the first process could not open {out}.")
     if not resume:
         return None, []
-    checkpoint, problems = load_newest(out / "checkpoints")
+    checkpoint, problems = load_newest(out / "checkpoints", Saved)
     notes = [f"warning: {text} The one before is used." for text in problems]
     here = f"going on from step {checkpoint.step}" if checkpoint else "no checkpoint yet: starting from the beginning"
     return checkpoint, [*notes, here]
@@ -209,20 +216,17 @@ def _why_not(out: Path, config: LoopConfig, task: str, data: Data, resume: bool)
         return f"{out} holds a run already; pass --resume to go on with it, or another --out." if taken else ""
     if not (out / CONFIG).is_file():
         return f"{out} holds no run to go on with; leave --resume out to start one."
-    before = read_run_config(out).document["task"]
-    if before != task:
-        return f"{out} is a run to {before}, not to {task}; leave --task out, or give another --out."
-    if read_run_config(out).document["data"].get("texts") != data.fingerprint():
+    run = read_run_config(out)
+    if run.task != task:
+        return f"{out} is a run to {run.task}, not to {task}; leave --task out, or give another --out."
+    if run.history.data.texts != data.fingerprint():
         return f"the texts of {data.name} have changed since {out} was started; use the same, or another --out."
-    return other_options(out, read_run_config(out).document["train"], config, MAY_DIFFER)
+    return other_options(out, run.training(type(config)), config, MAY_DIFFER)
 
 
-def other_options(out: Path, saved: Mapping[str, Any], config: LoopConfig, may_differ: Set[str]) -> str:
-    """How the options that something was started with differ from those of now; nothing if they may, or do not."""
-    before, now = (
-        json.loads(json.dumps(options))  # what is new in vitral since then has its default
-        for options in (type(config).from_dict(saved).to_dict(), config.to_dict())
-    )
+def other_options(out: Path, saved: LoopConfig, config: LoopConfig, may_differ: Set[str]) -> str:
+    """How the options that a run was started with differ from those given now; empty if they may, or do not."""
+    before, now = (json.loads(json.dumps(options.to_dict())) for options in (saved, config))
     different = [key for key in now if key not in may_differ and before[key] != now[key]]
     named = "; ".join(f"{key}: {before[key]!r} in the run, {now[key]!r} now" for key in different)
     return f"{out} was started with other options ({named}); use the same, or another --out." if different else ""
