@@ -11,7 +11,7 @@ from numbers import Integral, Real
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from vitral.errors import ConfigError, UnknownNameError, VitralError, unknown_name
-from vitral.schema import MissingKeyError, conform, shortened
+from vitral.schema import conform, shortened
 
 PositionKind = Literal["learned", "sincos1d", "sincos2d", "none"]
 PositionResizeMode = Literal["bilinear", "bicubic", "bilinear_corners", "bicubic_corners"]
@@ -113,7 +113,7 @@ class Options:
                 raise unknown_name("option", key, types)
         for field in fields(cls):  # type: ignore[arg-type]
             if field.default is MISSING and field.name not in options:
-                raise MissingKeyError(field.name)
+                raise ConfigError(f"{field.name} is missing.")
         return cls(**{key: _plain_to_option(types[key], value) for key, value in options.items()})
 
     def _check_choices(self) -> None:

@@ -26,14 +26,6 @@ from typing import (
 from vitral.errors import ConfigError, VitralError
 
 
-class MissingKeyError(ConfigError):
-    """A key that an object must have and has not."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"{name} is missing.")
-        self.name = name
-
-
 @dataclass(frozen=True)
 class Check:
     """A condition on a value, for `Annotated[kind, Check(...)]`, and the words for what is expected."""
@@ -124,7 +116,7 @@ def _conform_object(value: Mapping[str, Any], kind: Any, name: str) -> Any:
         if key in value:
             made[key] = conform(value[key], hint, at)
         elif key in required:
-            raise MissingKeyError(at)
+            raise ConfigError(f"{at} is missing.")
     return kind(**made)
 
 

@@ -32,7 +32,7 @@ from vitral.models.detector import Detector
 from vitral.models.init import blank
 from vitral.models.segmenter import Segmenter
 from vitral.models.seq2seq import Seq2Seq, TextDecoder, TextEncoder
-from vitral.schema import Count, Finite, Length, MissingKeyError, Positive, conform, shortened
+from vitral.schema import Count, Finite, Length, Positive, conform, shortened
 from vitral.weights.files import read_json, read_tensors
 
 AnyConfig = BackboneConfig | SegmenterConfig | DetectorConfig | Seq2SeqConfig | TextConfig
@@ -157,6 +157,7 @@ class Provenance:
 class History(Provenance):
     """How a run was trained, and its metrics."""
 
+    task: str
     train: dict[str, Any]
     """The options of the run; `RunConfig.training` gives them typed."""
     model_name: str
@@ -183,15 +184,13 @@ class RunConfig(Described):
     document: dict[str, Any]
     """The file as it is."""
     recorded: History | None
-    """None if `config.json` does not record all of it, as for weights saved without a training run."""
-    lacks: str
-    """The first key that a complete history would need."""
+    """None for weights that were saved without a training run."""
 
     @property
     def history(self) -> History:
         """How the run was made; raises for weights that were saved without a training run."""
         if self.recorded is None:
-            raise CheckpointError(f"{self.source}: {self.lacks} is missing, so it records no training run; {REMEDY}.")
+            raise CheckpointError(f"{self.source} records no training run: its weights were saved without one.")
         return self.recorded
 
     @property
@@ -265,22 +264,16 @@ def read_run_config(path: Path) -> RunConfig:
         if not isinstance(document.get("model"), dict):
             raise CheckpointError(f"{file}: model must be an object, got {shortened(document.get('model'))}; {REMEDY}.")
         model = conform(document["model"], ARCHITECTURES[architecture][0], "model")
-        recorded, lacks = _history(document)
         more = {"source": str(file), "architecture": architecture, "model": model, "document": document}
-        more |= {"num_classes": getattr(model, "num_classes", 0), "recorded": recorded, "lacks": lacks}
+        more |= {"num_classes": getattr(model, "num_classes", 0), "recorded": _history(document)}
         config = conform({**document, **more}, RunConfig, "")
     _check_together(config)
     return config
 
 
-def _history(document: Mapping[str, Any]) -> tuple[History | None, str]:
-    """How a run was made, or the first key that is not recorded: weights can be saved without a training run."""
-    try:
-        return conform(document, History, ""), ""
-    except MissingKeyError as error:
-        if "." in error.name:
-            raise
-        return None, error.name
+def _history(document: Mapping[str, Any]) -> History | None:
+    """How a run was trained, None for weights that were saved without a training run."""
+    return conform(document, History, "") if document.keys() & {"train", "data"} else None
 
 
 def _encoder(model: AnyConfig) -> BackboneConfig | TextConfig:
