@@ -95,14 +95,22 @@ def checkpoint(name, path):
     load_newest(path / "checkpoints", Saved)
 
 
-def damage(path, chance, kinds):
-    """Damage one document of a run; return it and its bytes as they were."""
+@contextlib.contextmanager
+def damaged(path, chance, kinds):
+    """Damage one document of a run for a while; if anything fails, the damaged document is kept and named."""
     documents = [file for file in sorted(path.rglob("*.json*")) if file.name in kinds]
     kind = chance.choice(sorted({file.name for file in documents}))
     file = chance.choice([file for file in documents if file.name == kind])
     before = file.read_bytes()
     file.write_bytes((mutate_json_lines if file.suffix == ".jsonl" else mutate_json)(before, chance))
-    return file, before
+    try:
+        yield
+    except Exception as error:
+        copy = shutil.copy(file, path.parent / f"damaged-{file.name}")
+        error.add_note(f"{file.relative_to(path.parent)} was replaced by {copy}")
+        raise
+    finally:
+        file.write_bytes(before)
 
 
 def edit(file, change):
@@ -223,11 +231,8 @@ FAST = ["multilabel", "regress", "translate"]
 @given(st.sampled_from(FAST), st.randoms(use_true_random=True))
 def test_damaged_documents_are_read_or_refused(trained, name, chance):
     path = trained(name)
-    file, before = damage(path, chance, ["config.json", "tokenizer.json", "metrics.jsonl", "state.json"])
-    try:
+    with damaged(path, chance, ["config.json", "tokenizer.json", "metrics.jsonl", "state.json"]):
         survive(name, path, [predict, checkpoint, lambda _, path: read_metrics(path)])
-    finally:
-        file.write_bytes(before)
 
 
 @pytest.mark.slow
@@ -235,12 +240,8 @@ def test_damaged_documents_are_read_or_refused(trained, name, chance):
 @given(st.sampled_from(list(RUNS)), st.randoms(use_true_random=True))
 def test_thousands_of_damaged_documents_are_read_or_refused(trained, name, chance):
     path = trained(name)
-    kinds = ["config.json", "tokenizer.json", "metrics.jsonl", "state.json", "compare.json"]
-    file, before = damage(path, chance, kinds)
-    try:
+    with damaged(path, chance, ["config.json", "tokenizer.json", "metrics.jsonl", "state.json", "compare.json"]):
         if RUNS[name].verb != "compare":
             survive(name, path, [predict, report])
         if RUNS[name].verb == "compare" or chance.randrange(EVERY) == 0:
             resume(name, path, path.parent / "again", code=(0, 2))
-    finally:
-        file.write_bytes(before)
