@@ -52,7 +52,7 @@ def resolve_config(
     The options of a run that is resumed take the place of the defaults and the recipe.
     """
     if resumed is not None:
-        base = resumed.document["train"]
+        base = resumed.training(TrainConfig).to_dict()
     else:
         names = [f"{data.recipe}-{task or infer_task(data)}", data.recipe] if data.recipe else []
         base = next((read_recipe(name) for name in names if name in list_recipes()), {})
@@ -78,7 +78,7 @@ def train(
     """
     resumed = run_to_resume(Path(out), resume)
     if task is None and resumed is not None:
-        task = resumed.document["task"]
+        task = resumed.task
     opened = data if isinstance(data, Data) else open_data(data, task=task)
     config = resolve_config(opened, options, task, preset, resumed)
     told = {"task": task, "preset": preset, "resume": resume, "quiet": quiet, "command": command}
@@ -88,7 +88,7 @@ def train(
 def run_to_resume(out: Path, resume: bool, pretraining: bool = False) -> RunConfig | None:
     """Return the run of that kind whose options a resumed run keeps; None if there is none, or a run is started."""
     run = read_run_config(out) if resume and is_run(out) else None
-    return run if run and (run.document["task"] == PRETRAIN) == pretraining else None
+    return run if run and (run.task == PRETRAIN) == pretraining else None
 
 
 def train_and_report(
@@ -111,7 +111,7 @@ def resolve_pretraining(data: Data, given: Mapping[str, Any], resumed: RunConfig
     The options of a run that is resumed take the place of the defaults and the recipes.
     """
     if resumed is not None:
-        return PretrainConfig.from_dict(layered(resumed.document["train"], given))
+        return PretrainConfig.from_dict(layered(resumed.training(PretrainConfig).to_dict(), given))
     method = given.get("method", PretrainConfig().method)
     names = [f"pretrain-{method}", f"{data.recipe}-{method}"]
     recipes = [read_recipe(name) for name in names if name in list_recipes()]

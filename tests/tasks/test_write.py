@@ -361,7 +361,9 @@ class TestRuns:
         assert set(saved) == {"source", "target"}
         shutil.copytree(runs["translate"].path, tmp_path / "run")
         (tmp_path / "run" / "tokenizer.json").unlink()
-        with pytest.raises(CheckpointError, match=r"has no tokenizer.json for target and source"):
+        with pytest.raises(
+            CheckpointError, match=r"tokenizer.json must hold the tokenizers target and source, got none"
+        ):
             Predictor(tmp_path / "run")
 
     @pytest.mark.parametrize("task", ["translate", "caption", "complete", "classify"])

@@ -78,7 +78,7 @@ def defaults(options: Options, flags: Set[str]) -> Options:
     given = given_options(options.config, options.train, flags)
     resumed = run_to_resume(Path(options.out or f"runs/{data.name}"), options.resume)
     train = resolve_config(data, given, options.task, options.preset, resumed)
-    return Options(data=options.data, task=resumed.document["task"] if resumed else None, train=train)
+    return Options(data=options.data, task=resumed.task if resumed else None, train=train)  # type: ignore[arg-type]
 
 
 def opened(options: Options) -> "Data":

@@ -208,7 +208,7 @@ def read_choices() -> dict[str, Any]:
     """What is remembered; nothing where the file is not there or broken."""
     try:
         choices = json.loads(choices_file().read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return choices if isinstance(choices, dict) else {}
 

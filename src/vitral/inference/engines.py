@@ -270,7 +270,7 @@ def read_document(path: Path, text: str | None) -> Document:
     try:
         document = json.loads(text)
         right = _is_whole(document)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         right, document = False, {}
     if not right:
         raise CheckpointError(f"{path}: what it says about its inputs is broken; export it again.")

@@ -43,6 +43,7 @@ from vitral.models.merge import merged
 from vitral.models.segmenter import Segmenter
 from vitral.models.seq2seq import Seq2Seq, TextDecoder, TextEncoder
 from vitral.models.vit import VisionTransformer
+from vitral.schema import conform
 from vitral.tasks.base import Answer, Frame, Task, map_tensors
 from vitral.tasks.classify import Classify
 from vitral.tasks.detect import Detect
@@ -51,7 +52,7 @@ from vitral.tasks.segment import Segment, slide
 from vitral.tasks.write import Writes
 from vitral.training.precision import resolve_device
 from vitral.weights.load import load_model
-from vitral.weights.rundir import PRETRAIN, AnyModel, is_run, read_run_config
+from vitral.weights.rundir import PRETRAIN, AnyModel, Described, is_run, read_run_config
 
 
 @dataclass(frozen=True)
@@ -92,10 +93,10 @@ class Predictor:
         else:
             self.network = self._model = source.eval() if isinstance(source, nn.Module) else load_model(source)
             if not isinstance(source, nn.Module) and is_run(Path(source)):
-                document = read_run_config(Path(source)).document
-                learned = document.get("task") == PRETRAIN  # without labels: there is no task yet
-                self.task = _task_of(self.model) if learned else load_task(document)
-                self.inputs = load_inputs(document)
+                run = read_run_config(Path(source))
+                # A run of pretraining has no task yet.
+                self.task = _task_of(self.model) if run.task == PRETRAIN else load_task(run)
+                self.inputs = load_inputs(run)
             else:
                 self.task, self.inputs = _task_of(self.model), ImageInputs(_preprocess_of(self.model))
         if slide and not isinstance(self.task, Segment):
@@ -353,13 +354,15 @@ def _task_of(model: AnyModel) -> Task:
 
 
 def task_of_export(document: Document, path: Path) -> tuple[Task, Inputs]:
-    """The task of an exported file, and what it is fed, from what it says about itself."""
+    """The task of an exported file, and what it is fed, from what it records about itself."""
     try:
-        task = Classify([]) if document["task"] == EMBED else load_task(document)
+        # The document has passed `read_document`: it is an object, and so is `model`, if there is one.
+        about: Described = conform({**document, "source": str(path), "model": None, "architecture": ""}, Described, "")
+        task = Classify([]) if about.task == EMBED else load_task(about)
         if isinstance(task, Writes) != ("parts" in document):
-            raise ValueError(f"{task.name} in {'parts' if 'parts' in document else 'one piece'}")
-        return task, load_inputs(document)
-    except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"{task.name} in {'parts' if 'parts' in document else 'one piece'}")
+        return task, load_inputs(about)
+    except VitralError as error:
         raise CheckpointError(f"{path}: what it says about its task is broken ({error}); export it again.") from error
 
 

@@ -111,7 +111,8 @@ def origin_of(source: str | Path) -> dict[str, Any] | None:
         commit = next((commit_of(file) for file in files if file), "")
         return {"name": source, "source": "hub", "origin": repository, "commit": commit, "licence": ""}
     config = Path(source) / "config.json"
-    return read_json(config).get("weights") if config.is_file() else None
+    recorded = read_json(config).get("weights") if config.is_file() else None
+    return recorded if isinstance(recorded, dict) else None
 
 
 @lru_cache

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vitral.config import HUB
 from vitral.errors import CheckpointError
-from vitral.weights.files import DOCUMENTS, WEIGHT_FILES, read_json
+from vitral.weights.files import DOCUMENTS, WEIGHT_FILES, read_shard_index
 
 
 def fetch_folder(source: str) -> Path:
@@ -26,7 +26,7 @@ def fetch_folder(source: str) -> Path:
         if found is None:
             continue
         if weights.endswith(".index.json"):
-            for shard in sorted({str(file) for file in read_json(found).get("weight_map", {}).values()}):
+            for shard in sorted(set(read_shard_index(found).values())):
                 _fetch_or_cached(source, name, shard, revision)
         return found.parent
     raise CheckpointError(f"{source} has none of {', '.join(WEIGHT_FILES)}.")
