@@ -318,6 +318,7 @@ class TestOtherSources:
         assert (fetched.source, fetched.origin) == ("mirror", f"{server.url}/{REPOSITORY}/{FILE}")
         assert vitral.load_model(NAME, quiet=True).config.embed_dim == 192
         assert fetch_weights(NAME, f"{server.url}/{REPOSITORY}/{FILE}").sha256 == fetched.sha256
+        assert fetch_weights(NAME).path == available(NAME) != fetched.path  # the latest fetch is used
 
     def test_a_mirror_that_fails(self, server):
         with pytest.raises(CheckpointError, match=r"does not have deit_small.*; tried http"):
