@@ -16,7 +16,7 @@ from attack.damage import mutate_json, mutate_json_lines
 from attack.runs import RUNS, write_data
 from vitral.cli.main import main
 from vitral.data.sources.open import open_data
-from vitral.errors import CheckpointError, VitralError
+from vitral.errors import CheckpointError, DataError, VitralError
 from vitral.inference.predictor import Predictor
 from vitral.reporting.html import write_report
 from vitral.reporting.pretrain import write_pretraining_report
@@ -26,7 +26,7 @@ from vitral.training.loop import Saved
 from vitral.weights.rundir import read_run_config
 
 DEEP = "[" * 100_000 + "]" * 100_000
-EVERY = 10
+EVERY = 20
 """One of so many damaged runs is also resumed."""
 FUZZ = settings(
     deadline=None, database=None, derandomize=True, phases=[Phase.generate],  # a shrinking run takes minutes
@@ -36,7 +36,7 @@ FUZZ = settings(
 
 def call(words, code=(0,)):
     printed = io.StringIO()
-    with contextlib.redirect_stderr(printed):
+    with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(io.StringIO()):
         assert main(words) in code, printed.getvalue()
     return printed.getvalue()
 
@@ -215,6 +215,13 @@ def test_damaged_lines_of_the_log_are_skipped(copied, trained, line):
     (path / "model.safetensors").unlink()  # a complete run would stay as it is
     call(RUNS["regress"].command(trained("regress").parent, path, resume=True))
     assert line not in log.read_bytes().splitlines()
+
+
+def test_a_report_is_not_made_of_other_classes(copied, trained):
+    path = copied("detect")
+    edit(path / "config.json", lambda d: d["labels"].__setitem__(0, "edited"))
+    with pytest.raises(DataError, match="classes that the model does not know: circle"):
+        write_report(path, open_data(RUNS["detect"].source(trained("detect").parent), task="detect"))
 
 
 @pytest.mark.parametrize("name", ["s" * 5000 + ".safetensors", "\0.safetensors", "é" * 200 + ".safetensors"])

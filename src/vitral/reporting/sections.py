@@ -16,7 +16,7 @@ from torch import Tensor
 from vitral.config import Writing
 from vitral.data.images import AtLeast
 from vitral.data.sources.base import Data
-from vitral.data.targets import View
+from vitral.data.targets import Boxes, View
 from vitral.data.transforms import decode_size, normalize
 from vitral.errors import CheckpointError
 from vitral.explanation.explain import explain
@@ -215,17 +215,17 @@ def _numbers_truth(s: Evaluated, index: int, image: Image.Image) -> str:
 
 def mask_truth(s: Evaluated, index: int, image: Image.Image) -> Image.Image:
     """The image under its true mask."""
-    assert s.data.masks is not None
-    mask = s.data.masks.take(index, View.whole(), (image.height, image.width))
+    mask = s.task.targets(s.data).take(index, View.whole(), (image.height, image.width))
     return overlaid(image, mask.numpy(), s.labels)
 
 
 def box_truth(s: Evaluated, index: int, image: Image.Image) -> Image.Image:
     """The image with its true boxes."""
-    assert s.data.boxes is not None
-    rows = s.data.boxes.rows[index]
+    boxes = s.task.targets(s.data)
+    assert isinstance(boxes, Boxes)
+    rows = boxes.rows[index]
     corners = rows[:, 1:] * rows.new_tensor([image.width, image.height] * 2)
-    numbers = [s.labels.index(s.data.classes[int(k)]) for k in rows[:, 0].tolist()]
+    numbers = [int(k) for k in rows[:, 0].tolist()]
     return boxed(image, corners.tolist(), [s.labels[k] for k in numbers], numbers)
 
 

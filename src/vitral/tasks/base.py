@@ -13,9 +13,10 @@ from vitral.config import BackboneConfig, Preprocess, TextConfig, TextPool, Trai
 from vitral.data.noise import Noise
 from vitral.data.sources.base import Data
 from vitral.data.targets import Targets, View
+from vitral.data.tokenizer import Tokenizer, tokenizer_from_dict
 from vitral.models.backbone import Backbone
 from vitral.tasks.objective import Objective
-from vitral.weights.rundir import Described
+from vitral.weights.rundir import Described, naming
 
 Found = dict[str, Tensor]
 """What is kept of a model's outputs to judge them by, with the targets: the first axis of each counts images."""
@@ -190,3 +191,16 @@ class Task(Objective):
     @abstractmethod
     def decode(self, outputs: Any, frames: Sequence[Frame], top_k: int) -> Iterator[Answer]:
         """Answers for a batch of outputs."""
+
+
+def load_tokenizer(about: Described, which: str) -> Tokenizer:
+    """The tokenizer of what is read ("source") or written ("target")."""
+    if which not in about.tokenizers:
+        raise about.wrong("tokenizers", f"an object with the key {which}")
+    with naming(f"{about.source}, tokenizer {which}"):
+        return tokenizer_from_dict(about.tokenizers[which])
+
+
+def speaks(model: TextConfig, tokenizer: Tokenizer, length: int) -> bool:
+    """Whether a model knows the tokens of a tokenizer, and sequences of that length."""
+    return model.vocab_size == len(tokenizer) and model.max_length >= length

@@ -17,8 +17,7 @@ from vitral.errors import DataError
 from vitral.models.generate import Generated
 from vitral.models.seq2seq import TextDecoder, TextEncoder
 from vitral.schema import Count
-from vitral.tasks.base import Found
-from vitral.tasks.tokenizers import load_tokenizer, speaks
+from vitral.tasks.base import Found, load_tokenizer, speaks
 from vitral.tasks.write import Writes, token_losses
 from vitral.weights.rundir import Described
 

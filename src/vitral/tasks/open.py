@@ -5,7 +5,7 @@ from vitral.data.inputs import ImageInputs, Inputs, TextInputs
 from vitral.data.sources.base import Data, Texts
 from vitral.data.text import reading_length
 from vitral.errors import ConfigError, unknown_name
-from vitral.tasks.base import Task
+from vitral.tasks.base import Task, load_tokenizer, speaks
 from vitral.tasks.classify import Classify
 from vitral.tasks.complete import Complete
 from vitral.tasks.detect import Detect
@@ -13,7 +13,6 @@ from vitral.tasks.multilabel import Multilabel
 from vitral.tasks.regress import Regress
 from vitral.tasks.segment import Segment
 from vitral.tasks.tag import Tag
-from vitral.tasks.tokenizers import load_tokenizer, speaks
 from vitral.tasks.write import Caption, Translate
 from vitral.weights.rundir import Described
 

@@ -23,11 +23,10 @@ from vitral.data.text import Tokens, reading_length
 from vitral.data.tokenizer import Tokenizer, tidy
 from vitral.errors import DataError
 from vitral.schema import Count
-from vitral.tasks.base import Answer, Found, Frame, Task
+from vitral.tasks.base import Answer, Found, Frame, Task, load_tokenizer
 from vitral.tasks.drawing import captioned
 from vitral.tasks.metrics import Interval, Table
 from vitral.tasks.tag_metrics import tag_metrics
-from vitral.tasks.tokenizers import load_tokenizer
 from vitral.weights.rundir import Described
 
 NONE = 0

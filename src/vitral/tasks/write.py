@@ -24,11 +24,10 @@ from vitral.models.generate import Author, Generated, generate
 from vitral.models.seq2seq import Seq2Seq, TextEncoder
 from vitral.models.vit import VisionTransformer
 from vitral.schema import Count
-from vitral.tasks.base import Answer, Found, Frame, Task, rest_pooling
+from vitral.tasks.base import Answer, Found, Frame, Task, load_tokenizer, rest_pooling, speaks
 from vitral.tasks.drawing import captioned
 from vitral.tasks.metrics import Interval, Table
 from vitral.tasks.text_metrics import text_metrics
-from vitral.tasks.tokenizers import load_tokenizer, speaks
 from vitral.weights.rundir import Described
 
 CUT = " ..."
