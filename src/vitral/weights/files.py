@@ -10,6 +10,7 @@ import re
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -33,6 +34,8 @@ SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".onnx")
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _DTYPES |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
 _DTYPES |= {"BOOL": torch.bool}
+MAPPED, COPIED = "mmap", "pread"
+"""How safetensors reads a file: by mapping it into memory, or by copying it there."""
 _MAX_JSON = 64 * 2**20
 _BOMB = (2**30, 50)  # more than this many bytes, and this many times the file
 
@@ -56,19 +59,23 @@ class WeightFile:
         return sum(tensor.bytes for tensor in self.tensors.values())
 
 
-def open_weights(path: Path) -> WeightFile:
-    """Open a file of weights, or the folder of one."""
+def open_weights(path: Path, mapped: bool = True) -> WeightFile:
+    """Open a file of weights, or the folder of one.
+
+    With `mapped`, safetensors are mapped into memory, and pages are read from the file when they are used; otherwise
+    tensors are copied, and a file that is overwritten or truncated later has no effect on them.
+    """
     if path.is_dir():
-        return _open_folder(path)
+        return _open_folder(path, mapped)
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist; give a file of weights, a folder, or hf-hub:owner/name.")
     if path.name.endswith(".index.json"):
-        return _open_shards(path)
+        return _open_shards(path, mapped)
     if path.suffix not in OPENERS:
         raise CheckpointError(
             f"{path} is a file of an unknown kind ({path.suffix or 'no suffix'}); weights end in {', '.join(OPENERS)}."
         )
-    opened = OPENERS[path.suffix](path)
+    opened = (OPENERS if mapped else READERS)[path.suffix](path)
     if not opened.tensors:
         raise CheckpointError(f"{path} holds no tensors.")
     empty = next((name for name, tensor in opened.tensors.items() if 0 in tensor.shape), None)
@@ -112,17 +119,17 @@ def read_json(path: Path) -> dict[str, Any]:
 # ---- folders ----
 
 
-def _open_folder(path: Path) -> WeightFile:
+def _open_folder(path: Path, mapped: bool) -> WeightFile:
     present = [path / name for name in WEIGHT_FILES if (path / name).is_file()]
     present += [file for suffix in SUFFIXES for file in sorted(path.glob(f"*{suffix}"))]
     if not present:
         raise CheckpointError(f"{path} holds no weights; looked for {', '.join(WEIGHT_FILES[:3])} and the like.")
-    opened = _with_documents(open_weights(present[0]), path)
+    opened = _with_documents(open_weights(present[0], mapped), path)
     return replace(opened, path=path, notes=[*opened.notes, f"weights: {present[0].name}"])
 
 
-def _open_shards(path: Path) -> WeightFile:
-    """Several files and an index that says which tensor lies in which."""
+def _open_shards(path: Path, mapped: bool) -> WeightFile:
+    """Several files and an index that maps each tensor to its file."""
     where = read_json(path).get("weight_map")
     if not isinstance(where, dict) or not all(isinstance(name, str) for name in where.values()):
         raise CheckpointError(f"{path} has no weight_map from tensors to files.")
@@ -130,7 +137,7 @@ def _open_shards(path: Path) -> WeightFile:
     for name in sorted(set(where.values())):
         if PurePosixPath(name).name != name or "\\" in name or name.startswith(".") or Path(name).suffix not in OPENERS:
             raise CheckpointError(f"{path} names the file {name!r}; shards must be plain file names beside the index.")
-        shard = open_weights(path.parent / name).tensors
+        shard = open_weights(path.parent / name, mapped).tensors
         lost = [tensor for tensor, file in where.items() if file == name and tensor not in shard]
         if lost:
             raise CheckpointError(f"{path} says that {lost[0]} is in {name}, but it is not there.")
@@ -141,9 +148,9 @@ def _open_shards(path: Path) -> WeightFile:
 # ---- safetensors ----
 
 
-def _open_safetensors(path: Path) -> WeightFile:
+def _open_safetensors(path: Path, backend: str = MAPPED) -> WeightFile:
     try:
-        file = safe_open(path, "pt")
+        file = safe_open(path, "pt", backend=backend)
         tensors = {}
         for name in file.keys():  # noqa: SIM118  # it is no dictionary
             view = file.get_slice(name)
@@ -349,3 +356,5 @@ OPENERS: dict[str, Callable[[Path], WeightFile]] = {
     **dict.fromkeys((".pth", ".pt", ".bin"), _open_torch),
     ".onnx": _open_onnx,
 }
+READERS = OPENERS | {".safetensors": partial(_open_safetensors, backend=COPIED)}
+"""The same without mapping a file; only safetensors are mapped."""

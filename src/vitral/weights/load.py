@@ -49,6 +49,7 @@ def load_model(
     num_heads: int | None = None,
     allow: Sequence[str] = (),
     quiet: bool = False,
+    mapped: bool = True,
 ) -> Any:
     """Load a model from a run directory, a published file of weights, a folder of one, or `hf-hub:owner/name`.
 
@@ -59,7 +60,8 @@ def load_model(
     channels and patches resampled patch weights. `family` (a key of `vitral.models.zoo.FAMILIES`), `num_heads` and
     `native_size` (of the images it was made for) settle what a file does not tell. Tensors missing or left over are an
     error unless a pattern in `allow` names them. What was done is in `model.load_report`, and said in a line on stderr
-    unless `quiet`.
+    unless `quiet`. With `mapped`, weights may stay in their file, mapped into memory: loading is fast, but the file
+    must not be overwritten or truncated in place while the model is in use. `mapped=False` copies them into memory.
     """
     source = os.fspath(source)
     path = locate(source)
@@ -68,12 +70,12 @@ def load_model(
             raise ConfigError(
                 f"{source} is a run of vitral and tells its family, heads and size itself; leave them out."
             )
-        model = load_run(path)
+        model = load_run(path, mapped)
         model.load_report = LoadReport(str(source), "a run of vitral", matched=list(model.state_dict()))
         asked = {"num_classes": num_classes, "img_size": img_size, "in_chans": in_chans, "patch_size": patch_size}
         asked = {key: value for key, value in asked.items() if value is not None}
         return _adapt_run(model, path, asked) if asked else model
-    file = open_weights(path)
+    file = open_weights(path, mapped)
     if is_detector(file.tensors):
         from vitral.weights.detr import load_detector
 

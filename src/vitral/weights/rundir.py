@@ -17,7 +17,7 @@ from vitral.models.detector import Detector
 from vitral.models.init import blank
 from vitral.models.segmenter import Segmenter
 from vitral.models.seq2seq import Seq2Seq, TextDecoder, TextEncoder
-from vitral.weights.files import read_json
+from vitral.weights.files import COPIED, MAPPED, read_json
 
 AnyConfig = BackboneConfig | SegmenterConfig | DetectorConfig | Seq2SeqConfig | TextConfig
 AnyModel = Backbone | Segmenter | Detector | Seq2Seq | TextEncoder | TextDecoder
@@ -114,14 +114,14 @@ def architecture_of(model: AnyModel) -> str:
     return next(name for name, (_, kind) in ARCHITECTURES.items() if type(model) is kind)
 
 
-def load_run(path: Path) -> AnyModel:
-    """Build the model of a run, ready to predict: eval mode, with its preprocessing and labels."""
+def load_run(path: Path, mapped: bool = True) -> AnyModel:
+    """Build the model of a run in eval mode, with its preprocessing and labels; `mapped` as in `open_weights`."""
     config = read_run_config(path)
     if not (path / WEIGHTS).is_file():
         raise CheckpointError(f"{path} has no {WEIGHTS}: the run is not finished; go on with vitral train --resume.")
     model = blank(config.build)
     try:
-        weights = load_file(path / WEIGHTS)
+        weights = load_file(path / WEIGHTS, backend=MAPPED if mapped else COPIED)
         model.load_state_dict(weights, assign=True)
     except (SafetensorError, RuntimeError, OSError) as error:
         raise CheckpointError(f"{path / WEIGHTS} does not fit config.json ({str(error).splitlines()[0]}).") from error
