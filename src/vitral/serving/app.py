@@ -64,7 +64,6 @@ class Server:
         self.everyone = [*self.models.values(), *([self.index] if self.index else [])]
         self.readers = ThreadPoolExecutor(options.decoders, thread_name_prefix="reader")
         self.thumbnails = Thumbnails(ImageLimits(max_pixels=options.max_pixels))
-        self.connections: Callable[[], int] = lambda: 0  # how many there are, if somebody knows
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
@@ -91,10 +90,6 @@ class Server:
     def full(self) -> bool:
         """Whether nobody can take anything."""
         return all(each.batcher.full for each in self.everyone)
-
-    def crowded(self) -> bool:
-        """Whether there are more clients than may be."""
-        return self.connections() > self.options.max_connections
 
     async def read(self, function: Callable[..., T], *arguments: Any) -> T:
         """Do something outside of the event loop; what nobody waits for any more holds nothing while it is queued."""
@@ -147,9 +142,7 @@ def create_app(
         summary="Vision Transformers: predict, embed, explain, search.",
     )  # fmt: skip
     app.state.server = server
-    app.add_middleware(
-        Guard, keys=keys or Keys([]), hosts=hosts, options=server.options, full=server.full, crowded=server.crowded
-    )
+    app.add_middleware(Guard, keys=keys or Keys([]), hosts=hosts, options=server.options, full=server.full)
     app.add_middleware(
         Watch, metrics=server.metrics, paths=lambda: {getattr(route, "path", "") for route in app.routes}
     )

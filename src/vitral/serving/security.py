@@ -22,6 +22,8 @@ SHORTEST_KEY = 16
 OPEN = ("/", "/docs", "/openapi.json", "/healthz", "/readyz")
 """What needs no key: pages, which hold no secret, and whether the server lives."""
 PAGE = "/page/"
+CROWDED = "vitral_crowded"
+"""Set in the state of a request if the server has no place for its connection."""
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 SAFE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
@@ -118,15 +120,13 @@ class Guard:
     """Refuses what has no key, comes under a strange name, is too large or too slow; hands the rest on, read.
 
     `hosts` are the names that the server may be called by, all if there are none: without keys, a web page could
-    otherwise reach a server on loopback by a name of its own. `full` tells that no more questions can be taken,
-    `crowded` that there are too many clients.
+    otherwise reach a server on loopback by a name of its own. `full` returns whether no model can take a request.
     """
 
     def __init__(
-        self, app: ASGIApp, keys: Keys, hosts: tuple[str, ...], options: Serving, full: Callable[[], bool],
-        crowded: Callable[[], bool],
-    ) -> None:  # fmt: skip
-        self.app, self.keys, self.hosts, self.full, self.crowded = app, keys, hosts, full, crowded
+        self, app: ASGIApp, keys: Keys, hosts: tuple[str, ...], options: Serving, full: Callable[[], bool]
+    ) -> None:
+        self.app, self.keys, self.hosts, self.full = app, keys, hosts, full
         self.max_body, self.max_buffered = int(options.max_body_mb * 2**20), int(options.max_buffered_mb * 2**20)
         self.max_body_mb, self.seconds = options.max_body_mb, options.upload_seconds
         self.buffered = 0
@@ -176,7 +176,7 @@ class Guard:
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         """All that can be told from the headers."""
-        if self.crowded():
+        if scope.get("state", {}).get(CROWDED):
             refusal = busy()
             refusal.headers["Connection"] = "close"
             raise refusal
