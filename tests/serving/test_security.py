@@ -71,6 +71,57 @@ def test_comparing_looks_at_every_key(monkeypatch):
     assert len(seen) == 3
 
 
+def test_wrong_keys_slow_down_the_client_that_sends_them_and_no_other(runs, monkeypatch):
+    monkeypatch.setattr(security, "WRONG_KEY_SECONDS", 1e6)  # whoever has to wait still waits at the end
+    used, fresh, wrong = KEY, "another-key-0123456789", "a-wrong-key-0123456789"
+    with client({"m": runs["classify"]}, keys=[used, fresh]) as c:
+
+        def ask(key, address="127.0.0.2"):
+            c._transport.client = (address, 5)
+            return c.get("/v1/models", headers={"x-api-key": key} if key else {})
+
+        assert ask(used).status_code == 200
+        for i in range(security.WRONG_KEYS):
+            error(ask("" if i % 2 else None), 401, "no_key")  # no guess, and so not counted
+            error(ask(f"{wrong}{i}"), 401, "no_key")
+        slowed = ask(wrong)
+        assert "too many wrong keys" in error(slowed, 429, "wrong_keys")
+        assert int(slowed.headers["retry-after"]) > 1000
+        error(ask(fresh), 429, "wrong_keys")  # unchecked, or one could go on guessing
+        assert ask(used).status_code == 200
+        assert ask(fresh, "127.0.0.3").status_code == 200
+        error(ask(wrong, "127.0.0.3"), 401, "no_key")
+        assert c.get("/healthz").status_code == 200
+
+
+def test_wrong_keys_are_checked_once_a_second_and_then_forgotten():
+    now = 1000.0
+    attempts = security.Attempts(lambda: now)
+    for _ in range(security.WRONG_KEYS):
+        assert attempts.wait("a", "x") == 0
+        attempts.note("a", "x", right=False)
+    assert attempts.wait("a", "x") == pytest.approx(security.WRONG_KEY_SECONDS)
+    now += security.WRONG_KEY_SECONDS
+    assert attempts.wait("a", "x") == 0
+    attempts.note("a", "x", right=False)
+    assert attempts.wait("a", "x") == pytest.approx(security.WRONG_KEY_SECONDS)
+    now += security.WRONG_KEYS * security.WRONG_KEY_SECONDS
+    for _ in range(security.WRONG_KEYS - 1):
+        attempts.note("a", "x", right=False)
+    assert attempts.wait("a", "x") == 0
+
+
+def test_only_the_most_recent_clients_are_remembered(monkeypatch):
+    monkeypatch.setattr(security, "REMEMBERED_CLIENTS", 3)
+    attempts = security.Attempts(lambda: 5.0)
+    for client_number in range(9):
+        for right in (False, True):
+            attempts.note(f"client {client_number}", KEY, right)
+    assert len(attempts._used) == len(attempts._forgotten) == 3
+    assert "client 8" in attempts._forgotten
+    assert KEY not in repr(vars(attempts))
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
 def test_other_machines_need_a_key(host, runs, capsys):
     assert not is_loopback(host)
@@ -377,6 +428,9 @@ def test_it_listens_on_loopback_and_answers(process):
     assert "server" not in {k.lower() for k, _ in response.getheaders()}
     assert process.hostname == "127.0.0.1"
     c.close()
+    head = raw(process, b"HEAD /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    assert head.endswith(b"\r\n\r\n")  # headers only
 
 
 @pytest.mark.slow
