@@ -316,7 +316,7 @@ def _add_page(app: FastAPI) -> None:
 def _add_head(app: FastAPI) -> None:
     """Answer HEAD like GET; the HTTP server omits the body. FastAPI's own pages answer it already."""
     for route in list(app.routes):
-        if isinstance(route, APIRoute) and "GET" in route.methods:
+        if isinstance(route, APIRoute) and "GET" in (route.methods or ()):
             app.add_api_route(route.path, route.endpoint, methods=["HEAD"], include_in_schema=False)
 
 
