@@ -1035,7 +1035,7 @@ class Serving(Options):
     decoders: int = 2
     """Threads that read images."""
     max_connections: int = 512
-    """Clients at once; beyond, 503."""
+    """Connections at once; beyond, silent, slow and idle ones are closed, and 503 is sent if all are busy."""
 
     def __post_init__(self) -> None:
         self._check_numbers(["max_batch", "max_queue", "decoders"], 1, whole=True)

@@ -422,6 +422,25 @@ def test_pages_are_small_and_need_nothing_from_elsewhere(served):
     assert total < 200_000
 
 
+def test_head_is_answered_wherever_get_is(served):
+    paths = {route.path for route in served.app.routes if "GET" in route.methods}
+    assert {"/", "/docs", "/openapi.json", "/healthz", "/readyz", "/metrics", "/v1/models"} < paths
+    for path in (path.replace("{name:path}", "main.js") for path in sorted(paths)):
+        head, get = served.head(path), served.get(path)
+        assert head.status_code == get.status_code == 200, path
+        assert head.content == b""
+        changing = {"content-length"} if path == "/metrics" else set()
+        assert {k: head.headers[k] for k in head.headers.keys() - changing} == {
+            k: get.headers[k] for k in get.headers.keys() - changing
+        }
+    assert served.head("/page/missing.js").status_code == 404
+    assert served.head("/v1/predict").status_code == 405
+    assert {method for item in served.get("/openapi.json").json()["paths"].values() for method in item} == {
+        "get",
+        "post",
+    }
+
+
 def test_each_key_opens_and_nothing_else_does(runs):
     with client({"m": runs["classify"]}, keys=[KEY, "another-key-0123456789"]) as c:
         for headers in (

@@ -72,26 +72,30 @@ class Predictor:
     where it has them and the model was loaded here, or for an exported file what it was made for; `auto` measures once
     which is the fastest here, in how many threads, and if no `batch_size` is given in batches of which size. `workers`
     threads read images while it computes. `merge` makes a ViT quicker by token merging (`vitral.models.merge`).
+    With `mapped`, weights may stay in their file, mapped into memory; `mapped=False` copies them, so that the file may
+    be overwritten or truncated in place while the predictor is in use.
     """
 
     def __init__(
         self, source: str | os.PathLike[str] | AnyModel, *, batch_size: int | None = Running.batch_size,
         device: str = Running.device, slide: bool = False, writing: Writing | None = None,
         engine: EngineChoice | None = Running.engine, workers: int = Running.workers, merge: float = Running.merge,
+        mapped: bool = True,
     ) -> None:  # fmt: skip
         device = str(resolve_device(device))
         source = source if isinstance(source, nn.Module) else os.fspath(source)
         self.source = "" if isinstance(source, nn.Module) else source
         self.network: Any  # what a batch goes through: the model, or an engine in its place
         if not isinstance(source, nn.Module) and is_exported(source):
-            opened, batch_size = open_engine(Path(source), engine, batch_size)
+            opened, batch_size = open_engine(Path(source), engine, batch_size, mapped)
             self.network = opened
             self._model = None
             self.task, self.inputs = task_of_export(opened.document, Path(source))
             if isinstance(self.task, Writes):
                 self.network = WritingFile(opened)
         else:
-            self.network = self._model = source.eval() if isinstance(source, nn.Module) else load_model(source)
+            loaded = source.eval() if isinstance(source, nn.Module) else load_model(source, mapped=mapped)
+            self.network = self._model = loaded
             if not isinstance(source, nn.Module) and is_run(Path(source)):
                 run = read_run_config(Path(source))
                 # A run of pretraining has no task yet.

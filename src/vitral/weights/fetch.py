@@ -93,9 +93,9 @@ def locate(source: str | Path) -> Path:
     return found.path
 
 
-def open_located(path: Path, source: str | Path) -> WeightFile:
+def open_located(path: Path, source: str | Path, mapped: bool = True) -> WeightFile:
     """Open the weights at the path that a source resolved to; the table gives the settings of published ones."""
-    file, name = open_weights(path), os.fspath(source)
+    file, name = open_weights(path, mapped), os.fspath(source)
     return replace(file, config=file.config | find_pretrained(name).document) if is_pretrained(name) else file
 
 

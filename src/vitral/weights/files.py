@@ -11,6 +11,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -36,6 +37,8 @@ SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".onnx")
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _DTYPES |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
 _DTYPES |= {"BOOL": torch.bool}
+MAPPED, COPIED = "mmap", "pread"
+"""How safetensors reads a file: by mapping it into memory, or by copying it there."""
 _MAX_JSON = 64 * 2**20
 _PROGRAM = re.compile(r"(.*/)?(archive_format|models/[^/]+\.json|serialized_exported_program\.json)")
 """Entries of an archive that only `torch.export` and torch's compiler write."""
@@ -62,20 +65,24 @@ class WeightFile:
         return sum(tensor.bytes for tensor in self.tensors.values())
 
 
-def open_weights(path: Path) -> WeightFile:
-    """Open a file of weights, or the folder of one."""
+def open_weights(path: Path, mapped: bool = True) -> WeightFile:
+    """Open a file of weights, or the folder of one.
+
+    With `mapped`, safetensors are mapped into memory, and pages are read from the file when they are used; otherwise
+    tensors are copied, and a file that is overwritten or truncated later has no effect on them.
+    """
     if path.is_dir():
-        return _open_folder(path)
+        return _open_folder(path, mapped)
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist; give a file of weights, a folder, or hf-hub:owner/name.")
     refuse_program(path)
     if path.name.endswith(".index.json"):
-        return _open_shards(path)
+        return _open_shards(path, mapped)
     if path.suffix not in OPENERS:
         raise CheckpointError(
             f"{path} is a file of an unknown kind ({path.suffix or 'no suffix'}); weights end in {', '.join(OPENERS)}."
         )
-    opened = OPENERS[path.suffix](path)
+    opened = (OPENERS if mapped else READERS)[path.suffix](path)
     if not opened.tensors:
         raise CheckpointError(f"{path} holds no tensors.")
     empty = next((name for name, tensor in opened.tensors.items() if 0 in tensor.shape), None)
@@ -139,10 +146,10 @@ def read_json(path: Path) -> dict[str, Any]:
     return parse_json(data, path)
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file that vitral wrote."""
+def read_tensors(path: Path, mapped: bool = True) -> dict[str, Tensor]:
+    """All tensors of a safetensors file that vitral wrote; `mapped` as in `open_weights`."""
     try:
-        return load_file(path)
+        return load_file(path, backend=MAPPED if mapped else COPIED)
     except (SafetensorError, OSError, RuntimeError) as error:
         raise CheckpointError(f"{path} cannot be read as safetensors ({_first_line(error)}).") from error
 
@@ -170,12 +177,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 # ---- folders ----
 
 
-def _open_folder(path: Path) -> WeightFile:
+def _open_folder(path: Path, mapped: bool) -> WeightFile:
     present = [path / name for name in WEIGHT_FILES if (path / name).is_file()]
     present += [file for suffix in SUFFIXES for file in sorted(path.glob(f"*{suffix}"))]
     if not present:
         raise CheckpointError(f"{path} holds no weights; looked for {', '.join(WEIGHT_FILES[:3])} and the like.")
-    opened = _with_documents(open_weights(present[0]), path)
+    opened = _with_documents(open_weights(present[0], mapped), path)
     return replace(opened, path=path, notes=[*opened.notes, f"weights: {present[0].name}"])
 
 
@@ -198,12 +205,12 @@ def read_shard_index(path: Path) -> dict[str, str]:
     return files
 
 
-def _open_shards(path: Path) -> WeightFile:
+def _open_shards(path: Path, mapped: bool) -> WeightFile:
     """Several files, and an index that maps each tensor to its file."""
     files = read_shard_index(path)
     tensors: dict[str, Lazy] = {}
     for name in sorted(set(files.values())):
-        shard = open_weights(path.parent / name).tensors
+        shard = open_weights(path.parent / name, mapped).tensors
         lost = [tensor for tensor, file in files.items() if file == name and tensor not in shard]
         if lost:
             raise CheckpointError(f"{path} maps {shortened(lost[0])} to {name}, which does not hold it.")
@@ -214,9 +221,9 @@ def _open_shards(path: Path) -> WeightFile:
 # ---- safetensors ----
 
 
-def _open_safetensors(path: Path) -> WeightFile:
+def _open_safetensors(path: Path, backend: str = MAPPED) -> WeightFile:
     try:
-        file = safe_open(path, "pt")
+        file = safe_open(path, "pt", backend=backend)
         tensors = {}
         for name in file.keys():  # noqa: SIM118  # it is no dictionary
             view = file.get_slice(name)
@@ -422,3 +429,5 @@ OPENERS: dict[str, Callable[[Path], WeightFile]] = {
     **dict.fromkeys((".pth", ".pt", ".bin"), _open_torch),
     ".onnx": _open_onnx,
 }
+READERS = OPENERS | {".safetensors": partial(_open_safetensors, backend=COPIED)}
+"""The same without mapping a file; only safetensors are mapped."""

@@ -52,6 +52,7 @@ def load_model(
     num_heads: int | None = None,
     allow: Sequence[str] = (),
     quiet: bool = False,
+    mapped: bool = True,
 ) -> Any:
     """Load a model: pretrained weights by name, a run directory, a file of weights or its folder, `hf-hub:owner/name`.
 
@@ -67,6 +68,8 @@ def load_model(
         num_heads: Attention heads, if the usual number for the width is wrong.
         allow: Patterns of tensor names that may be missing or left over.
         quiet: Do not print the summary of the load to stderr.
+        mapped: Leave weights in their file, mapped into memory: loading is fast, but the file must not be overwritten
+            or truncated in place while the model is in use. False copies them into memory.
 
     Returns:
         A `VisionTransformer`, `SwinTransformer`, `ResNet` or `Detector` in eval mode, with `preprocess`, `labels` and
@@ -86,12 +89,12 @@ def load_model(
             raise ConfigError(
                 f"{source} is a run of vitral and tells its family, heads and size itself; leave them out."
             )
-        model = load_run(path)
+        model = load_run(path, mapped)
         model.load_report = LoadReport(str(source), "a run of vitral", matched=list(model.state_dict()))
         asked = {"num_classes": num_classes, "img_size": img_size, "in_chans": in_chans, "patch_size": patch_size}
         asked = {key: value for key, value in asked.items() if value is not None}
         return _adapt_run(model, path, asked) if asked else model
-    file = open_located(path, source)
+    file = open_located(path, source, mapped)
     if is_detector(file.tensors):
         from vitral.weights.detr import load_detector
 

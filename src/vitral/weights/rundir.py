@@ -310,14 +310,14 @@ def architecture_of(model: AnyModel) -> str:
     return next(name for name, (_, kind) in ARCHITECTURES.items() if type(model) is kind)
 
 
-def load_run(path: Path) -> AnyModel:
-    """Build the model of a run, ready to predict: eval mode, with its preprocessing and labels."""
+def load_run(path: Path, mapped: bool = True) -> AnyModel:
+    """Build the model of a run in eval mode, with its preprocessing and labels; `mapped` as in `open_weights`."""
     config = read_run_config(path)
     if not (path / WEIGHTS).is_file():
         raise CheckpointError(f"{path} has no {WEIGHTS}: the run is not finished; resume it with --resume.")
     model = blank(config.build)
     wanted = {name: tensor.is_floating_point() for name, tensor in model.state_dict().items()}
-    weights = read_tensors(path / WEIGHTS)
+    weights = read_tensors(path / WEIGHTS, mapped)
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:
