@@ -766,7 +766,7 @@ class TestTable:
             csv.writer(file).writerows([("image", *header), *((f"{i}.png", *row) for i, row in enumerate(rows))])
         return path
 
-    def test_numbers_that_are_not_whole(self, tmp_path):
+    def test_numbers_that_are_not_integers(self, tmp_path):
         data = open_data(self.table(tmp_path, [("1.5",), ("2",), ("nan",), ("",), ("inf",), ("-3e1",)], ["target"]))
         assert data.kind == "numbers"
         assert data.targets.tolist() == [[1.5], [2], [-30]]
@@ -777,12 +777,12 @@ class TestTable:
             "target is empty, not a finite number",
             "target is inf, not a finite number",
         ]
-        assert data.notes[0].startswith("column target holds numbers, to be estimated")
+        assert "column target: a number to estimate, because it holds numbers that are not written as" in data.notes[1]
         report = check_data(data)
         assert report["numbers"]["target"]["largest"] == 2
         assert report["classes"] == {}
 
-    def test_whole_numbers_are_classes_unless_the_task_says_otherwise(self, tmp_path):
+    def test_the_task_overrides_what_the_cells_suggest(self, tmp_path):
         path = self.table(tmp_path, [("3",), ("5",), ("word",)], ["label"])
         assert open_data(path).kind == "label"
         data = open_data(path, task="regress")

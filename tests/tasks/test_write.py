@@ -107,7 +107,7 @@ class TestSources:
         (tmp_path / "d.tsv").write_text("text\tlabel\ncat\tanimal\nrose\tplant\n")
         assert infer_task(open_data(tmp_path / "d.tsv")) == "classify"
         (tmp_path / "e.csv").write_text("text,target\ngood,1\nbad,0\n")
-        assert infer_task(open_data(tmp_path / "e.csv")) == "classify"
+        assert infer_task(open_data(tmp_path / "e.csv")) == "regress"
         (tmp_path / "f.csv").write_text("source,target,category\ngood,1,a\nbad,0,b\n")
         assert infer_task(open_data(tmp_path / "f.csv", None, "category", None, "source")) == "classify"
         (tmp_path / "g.jsonl").write_text('{"text": "good", "label": "a"}\n{"text": "bad", "label": "b"}\n')

@@ -64,7 +64,7 @@ def open_data(
     if name in MADE:
         return MADE[name]()
     if name.startswith(HUB):
-        return load_hf(name, image_column, label_column)
+        return load_hf(name, image_column, label_column, task)
     if name in PLACES and not path.exists():
         found = next(
             (place for place in map(Path, PLACES[name]) if is_idx_folder(place) or is_cifar_folder(place)), None
@@ -85,7 +85,7 @@ def open_data(
             return load_coco(path)
         return _open_file(path, image_column, label_column, task, text_column)
     if is_hf_folder(path):
-        return load_hf(str(path), image_column, label_column)
+        return load_hf(str(path), image_column, label_column, task)
     if is_idx_folder(path):
         return load_idx(path, name if name in PLACES else path.name)
     if is_cifar_folder(path):
