@@ -456,7 +456,7 @@ class TestCoco:
         data = open_data(tmp_path)
         assert list(data.splits) == ["train"]
         assert kinds(data) == ["missing_image"]
-        assert "the val part has no usable image and is left out" in data.notes
+        assert "the val split has no usable image and was dropped" in data.notes
 
 
 @dataclass(frozen=True)
@@ -847,10 +847,10 @@ class TestTable:
         rows = [("1.5", "train"), ("nan", "val"), ("2.5", "train"), ("", "val")]
         data = open_data(self.table(tmp_path, rows, ["target", "split"]))
         assert {part: v.tolist() for part, v in data.splits.items()} == {"train": [0, 1]}
-        assert "the val part has no usable image and is left out" in data.notes
+        assert "the val split has no usable image and was dropped" in data.notes
         assert list(data.with_splits(0.5, 0, seed=0).splits) == ["train", "val"]
         rows = [("1.5", "val"), ("nan", "train")]
-        with pytest.raises(DataError, match=r"no usable image in its training part \(.*1\.png: target is nan"):
+        with pytest.raises(DataError, match=r"no usable image in its training split \(.*1\.png: target is nan"):
             open_data(self.table(tmp_path, rows, ["target", "split"]))
 
     def test_a_comma_in_a_name_is_no_separator(self, tmp_path):
@@ -880,8 +880,8 @@ def test_check_prints_what_the_source_found(tmp_path, capsys):
     coco(tmp_path / "a.json", [entry(1, "a.png")], [note(1, [50, 20, 5, 5]), note(1, [1, 1, 5, 5])])
     main(["check", str(tmp_path / "a.json")])
     out = capsys.readouterr().out
-    assert "1 boxes lie outside their image and were left out" in out
-    assert "a.png: the box 1.25, 0.6667, 1.375, 0.8333 lies outside the image" in out
+    assert "1 boxes are outside their image and were dropped" in out
+    assert "a.png: the box x 50, y 20, width 5, height 5 (pixels, in an image of 40 x 30) is outside the image" in out
     assert "1 problems" in out
     table = tmp_path / "t.csv"
     table.write_text("image,label\na.png,1.5\na.png,nan\n")

@@ -117,7 +117,7 @@ def test_a_linear_layer_on_pixels_is_as_good_as_scikit_learns():
     oracle = LogisticRegression(C=1 / (found["weight_decay"] * len(x)), max_iter=2000).fit((x - mean) / std, labels)
     assert abs(found["accuracy"] - oracle.score((x_test - mean) / std, labels_test)) < 0.01
     assert (found["train_images"], found["val_images"]) == (1295, 142)
-    assert found["notes"] == ["no val part was given: 142 images (10% of the training part) serve as one"]
+    assert found["notes"] == ["no val split was given: 142 images (10% of the training split) are used as one"]
 
 
 @pytest.mark.parametrize(
@@ -453,7 +453,7 @@ def test_the_table(capsys, tmp_path):
         code, out, _ = run(capsys, path, "digits", *args)
         assert code == 0
         assert f"24 features (pooled){origin}; rate 1, decay 0.1, chosen on 142 other images\n" in out
-        assert "no val part was given: 142 images" in out
+        assert "no val split was given: 142 images" in out
         for start in ("all       1,437", "1 %          20", "5 %          75", "10 %        141"):
             assert start in out
         assert out.count("± 0.00 (1 draw)") == 3
@@ -464,7 +464,7 @@ def test_the_table_counts_what_cannot_be_read(capsys, tmp_path):
     folder = files(tmp_path, parts=("train", "test"))
     (folder / "train" / "dark" / "3.png").write_bytes(b"no image")
     _, out, _ = run(capsys, "pixels", str(folder), "--probe", "knn")
-    assert "1 images cannot be read and were left out (vitral check names them)" in out
+    assert "1 images cannot be read and were dropped (vitral check lists them)" in out
     assert "3,072 features (pixels); k 11, temperature 0.07" in out
 
 

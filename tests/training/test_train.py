@@ -37,7 +37,7 @@ def test_a_run_directory_has_what_it_should(finished):
     names = {path.name for path in finished.path.iterdir()}
     assert names == {
         *("README.md", "checkpoints", "config.json", "evaluation.safetensors", "metrics.jsonl", "model.safetensors"),
-        *("report.html", "tensorboard"),
+        *("report.html", "tensorboard", "train_images.safetensors"),
     }
     config = json.loads((finished.path / "config.json").read_text())
     assert config["format_version"] == 1

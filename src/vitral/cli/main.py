@@ -1,6 +1,7 @@
-"""`vitral VERB ...`: finds the verb, runs it, and turns what it raises into an exit code.
+"""`vitral VERB ...`: find the verb, run it, and turn exceptions into an exit code.
 
-0 done; 2 the user's mistake, in one line; 1 ours, with the traceback in a file; 130 after Ctrl-C.
+0 done; 2 user error, in one line; 1 internal error, with the traceback in a file, or a failed `check --strict`; 130
+after Ctrl-C.
 """
 
 import contextlib
@@ -23,14 +24,14 @@ VERBS = {
     "train": ("vitral.cli.train", "train a model on a folder of images, or on the embedded digits"),
     "pretrain": ("vitral.cli.pretrain", "let a model learn from images without labels (DINO, MAE)"),
     "compare": ("vitral.cli.compare", "train models on growing shares of the same data, and show how they differ"),
-    "eval": ("vitral.cli.eval", "how a trained model does on labelled data"),
+    "eval": ("vitral.cli.eval", "evaluate a model on labelled data"),
     "predict": ("vitral.cli.predict", "labels for images"),
     "explain": ("vitral.cli.explain", "what a model looks at, as pictures or a page to play with"),
     "export": ("vitral.cli.export", "write a model as an ONNX, OpenVINO or .pt2 file that runs without vitral"),
     "index": ("vitral.cli.index", "make a folder of images searchable, or list near copies in it"),
     "search": ("vitral.cli.search", "what in an index is like an image or a text"),
     "serve": ("vitral.cli.serve", "models over HTTP, and a page to try them on in a browser"),
-    "check": ("vitral.cli.check", "look at a data set before training on it"),
+    "check": ("vitral.cli.check", "list the problems of a data set before training on it"),
     "inspect": ("vitral.cli.inspect", "what a file of weights is, and whether it can be loaded"),
     "convert": ("vitral.cli.convert", "write weights in the layout of vitral, timm, Hugging Face or Google"),
     "bench": ("vitral.cli.bench", "how fast a model is here, by engine, beside other libraries if asked"),
@@ -103,8 +104,7 @@ def _run(args: list[str]) -> int:
         options = parse(module.Options, rest, prog=f"vitral {verb}", default=module.defaults(options))
     if isinstance(options, int):
         return options
-    module.run(options)
-    return 0
+    return module.run(options) or 0
 
 
 def parse(options: Callable[..., Any], args: list[str], prog: str, default: Any = None) -> Any:

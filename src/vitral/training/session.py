@@ -37,6 +37,7 @@ from vitral.training.finetune import choose_trained, count_parameters
 from vitral.training.log import RunLog
 from vitral.training.loop import Hooks, State, fit, total_steps
 from vitral.training.precision import resolve_device, resolve_precision
+from vitral.training.seen import write_seen
 from vitral.weights.atomic import save_tensors, write_atomically
 from vitral.weights.load import is_source, load_backbone, with_stochastic_depth
 from vitral.weights.rundir import CONFIG, TOKENIZERS, WEIGHTS, architecture_of, config_document, read_run_config
@@ -68,8 +69,10 @@ def train_model(
     command: str = "",
 ) -> Run:  # fmt: skip
     """Train a model on a data set and write its run directory; the task is the one the data are for, or one named."""
-    data = data.with_splits(config.val_fraction, config.test_fraction, seed=0)
-    data = tokenized(data.with_label_fraction(config.label_fraction, config.seed), config.text)
+    data.refuse_problems(config.strict)
+    data = data.with_splits(config.val_fraction, config.test_fraction, config.split_seed)
+    split = data.with_label_fraction(config.label_fraction, config.seed)
+    data = tokenized(split, config.text)
     made = make_task(task, data, config)
     texts = make_inputs(data, config, made.name)
     data = made.usable(texts.usable(data) if texts else data)
@@ -129,6 +132,7 @@ def train_model(
             merge_lora(model)  # what is evaluated and written is the plain model
             if not who.first:
                 return Run(out, {}, data, wrote=False)
+            write_seen(out, split)
             return _finish(out, model, made, data, inputs, config.batch_size, describe, state, log)
 
 

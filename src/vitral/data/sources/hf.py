@@ -32,15 +32,24 @@ class HubImages:
 
     def read(self, index: int, mode: ImageMode, at_least: AtLeast | None = None) -> Tensor:
         """Decode one image."""
-        part = bisect_right(self.starts, index) - 1
-        cell = self.parts[part][index - self.starts[part]][self.column]
-        if cell is None:
-            raise ImageError(f"{self.name(index)} is missing.")
+        cell = self._cell(index)
         return read_image(cell["bytes"] or cell["path"], mode, at_least)
 
     def name(self, index: int) -> str:
         """The row number."""
         return f"row {index}"
+
+    def content(self, index: int) -> bytes:
+        """The encoded image."""
+        cell = self._cell(index)
+        return cell["bytes"] or Path(cell["path"]).read_bytes()
+
+    def _cell(self, index: int) -> dict[str, Any]:
+        part = bisect_right(self.starts, index) - 1
+        cell = self.parts[part][index - self.starts[part]][self.column]
+        if cell is None:
+            raise ImageError(f"{self.name(index)} is missing.")
+        return cell
 
 
 def is_hf_folder(path: Path) -> bool:

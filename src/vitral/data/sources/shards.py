@@ -62,6 +62,10 @@ class TarImages:
         """The tar, and the name in it."""
         return f"{self.places[index].tar}: {self.places[index].name}"
 
+    def content(self, index: int) -> bytes:
+        """The encoded image."""
+        return self.places[index].read()
+
 
 @dataclass
 class _Sample:
