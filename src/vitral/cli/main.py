@@ -19,7 +19,7 @@ from typing import Any
 from vitral import __version__
 from vitral.errors import VitralError, unknown_name
 
-# Verb -> (module with a dataclass `Options` and a function `run(options)`, line of help).
+# Verb -> (module with a dataclass `Options` and a function `run(options)` that may return an exit code, line of help).
 VERBS = {
     "train": ("vitral.cli.train", "train a model on a folder of images, or on the embedded digits"),
     "pretrain": ("vitral.cli.pretrain", "let a model learn from images without labels (DINO, MAE)"),
@@ -108,7 +108,7 @@ def _run(args: list[str]) -> int:
 
 
 def parse(options: Callable[..., Any], args: list[str], prog: str, default: Any = None) -> Any:
-    """Read the flags of a verb from its dataclass; return an exit code instead when there is nothing to run."""
+    """Parse the flags of a verb into its dataclass; return an exit code if there is nothing to run."""
     import tyro
 
     said = io.StringIO()
@@ -126,12 +126,12 @@ def parse(options: Callable[..., Any], args: list[str], prog: str, default: Any 
 
 
 def _without_secrets(text: str) -> str:
-    """The same without addresses of databases, which may hold a password."""
+    """Remove database addresses, which may contain a password."""
     return re.sub(r"(postgres(?:ql)?://)\S+", r"\1...", text)
 
 
 def _one_line(boxed: str, prog: str) -> str:
-    """Turn tyro's box of several lines into one: what is wrong, what was near it, where the help is."""
+    """Turn tyro's multi-line box into one line: what is wrong, the nearest option, and how to get help."""
     lines = [line.strip(" ╰╯│─") for line in boxed.splitlines()[1:]]  # the first is the title
     text = " ".join(line for line in lines if line.strip("-"))
     if wrong := re.search(r"Error parsing (\S+): .*? from \[(.*?)\]", text):
