@@ -623,6 +623,9 @@ class TestYolo:
         assert data.boxes.rows[0][2].tolist() == pytest.approx([0, 0.1, 0.1, 0.3, 0.4])
         assert "1 outlines are taken as the boxes around them" in data.notes
         assert set(check_data(data)["annotations"]) == set(kinds(data))
+        outside = next(p["error"] for p in data.problems if p["kind"] == "box_outside")
+        written = "the box of line 3, `0 1.9 0.5 0.4 0.2`, in fractions of the image,"
+        assert outside.endswith(f"a.png: {written} is outside the image")
 
     def test_folders_that_cannot_be_used(self, tmp_path):
         with pytest.raises(DataError, match="should name the classes"):

@@ -110,7 +110,7 @@ def _read(text: Path, image: Path, count: int | None, problems: list[Problem]) -
         else:
             cx, cy, w, h = values
             box = [cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2]
-        written = f"of line {number}, `{line.strip()[:60]}`, in fractions of the image"
+        written = f"of line {number}, `{line.strip()[:60]}`, in fractions of the image,"
         fractions, kind, error = usable_box(box, written)
         if kind:
             problems.append(problem(kind, image, error))
