@@ -379,7 +379,7 @@ def test_unreadable_images_are_left_out_and_counted(tmp_path):
         assert (found["unreadable"], found["train_images"], found["images"]) == (2, 11, 11)
     for file in (folder / "test").rglob("*.png"):
         file.write_bytes(b"no image")
-    with pytest.raises(DataError, match="none of the 12 images of the test part can be read"):
+    with pytest.raises(DataError, match="none of the 12 images of the test split can be read"):
         vitral.probe(NAME, folder)
 
 
@@ -391,11 +391,11 @@ def test_unreadable_images_are_left_out_and_counted(tmp_path):
     [
         ("pixel", "digits", {}, VitralError, "unknown run, file or model 'pixel'; did you mean pixels"),
         ("pixels", "digits", {"kind": "svm"}, InputError, "a probe is one of knn, linear, got 'svm'"),
-        ("pixels", "digits", {"split": "train"}, InputError, "fitted on the train part; judge it on another"),
+        ("pixels", "digits", {"split": "train"}, InputError, "fitted on the train split; evaluate it on another"),
         ("pixels", "digits", {"split": "val"}, DataError, "digits has no split 'val'; it has train, test"),
         ("pixels", "digits", {"features": "cls"}, InputError, "pixels have no tokens to take cls of"),
-        ("pixels", "numbers-en-it", {}, DataError, "needs images with one class each, which numbers-en-it has not"),
-        ("pixels", numbers(), {}, DataError, "one class each, which some has not .some: 1,797 images, number 0"),
+        ("pixels", "numbers-en-it", {}, DataError, "needs images with one class each, got numbers-en-it"),
+        ("pixels", numbers(), {}, DataError, "one class each, got some: 1,797 images, number 0"),
         ("pixels", "digits", {"k": 0}, ConfigError, "k must be a whole number of at least 1, got 0"),
         ("pixels", "digits", {"lrs": ()}, ConfigError, r"lrs must be one or more numbers of at least 1e-06, got \(\)"),
         ("pixels", "digits", {"weight_decays": (0.1, -1)}, ConfigError, r"at least 0, got \(0.1, -1\)"),
@@ -417,7 +417,9 @@ def test_what_cannot_be(source, data, options, error, message):
 
 def test_too_few_images_to_choose_on():
     data = replace(small(), splits={"train": torch.tensor([0, 1]), "test": torch.tensor([2])})
-    with pytest.raises(DataError, match="some has too few images for a part to choose the rate on; give a val part"):
+    with pytest.raises(
+        DataError, match="some has too few images for a validation split to choose the rate on; give a val split"
+    ):
         vitral.probe("pixels", data, "linear")
 
 
@@ -472,7 +474,7 @@ def test_the_table_counts_what_cannot_be_read(capsys, tmp_path):
     ("args", "message"),
     [
         (["pixels", "digits", "--k", "3"], "vitral: --features, --k, --few-shot and the like are for probes; give"),
-        (["pixels", "digits", "--probe", "knn", "--beam", "3"], "vitral: a probe looks at images and writes nothing;"),
+        (["pixels", "digits", "--probe", "knn", "--beam", "3"], "vitral: a probe reads images and writes no text;"),
         (["pixels", "digits", "--probe", "svm"], "vitral: invalid choice 'svm' for argument '--probe'"),
     ],
 )

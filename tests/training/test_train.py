@@ -343,7 +343,7 @@ class TestCommandLine:
 
     def test_check(self, capsys):
         assert main(["check", "digits"]) == 0
-        assert "nothing wrong was found" in capsys.readouterr().out
+        assert "no problems found" in capsys.readouterr().out
 
 
 def test_more_classes_than_the_model_has_is_an_error(finished, photos):
