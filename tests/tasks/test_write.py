@@ -181,7 +181,7 @@ class TestSources:
             make_task("complete", pairs, config)
         with pytest.raises(DataError, match="few has texts, and images are needed"):
             _ = pairs.images
-        with pytest.raises(DataError, match="digits has images where texts are needed"):
+        with pytest.raises(DataError, match="digits has images, and texts are needed"):
             _ = lines.lines
 
 
