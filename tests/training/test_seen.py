@@ -77,7 +77,7 @@ class TestDefaultSplit:
         assert config["split_seed"] == 7
         assert run.data.splits["test"].tolist() == splits[1]
 
-    def test_the_seed_of_the_weights_leaves_the_split_alone(self, photos, run, tmp_path):
+    def test_the_seed_of_the_weights_does_not_change_the_split(self, photos, run, tmp_path):
         other = vitral.train(photos, out=tmp_path / "other", seed=5, split_seed=7, **QUICK)
         assert other.data.splits["test"].tolist() == run.data.splits["test"].tolist()
 
