@@ -143,7 +143,7 @@ def pretrain_and_report(
     data: Data, labelled: Data | None, config: PretrainConfig, out: Path, *, resume: bool, quiet: bool, command: str
 ) -> Run:
     """Learning without labels, watched, then the report."""
-    data = data.with_splits(config.val_fraction, 0.0, seed=0)
+    data = data.with_splits(config.val_fraction, 0.0, config.split_seed)
     health = Health(data, labelled and labelled.with_splits(QUERIES, 0.0, seed=0), config)
 
     def look(method: Method, epoch: int) -> tuple[dict[str, float], str]:
@@ -191,19 +191,30 @@ def evaluate(
     data: str | Path | Data,
     *,
     split: str | None = None,
+    strict: bool = False,
     writing: Writing | None = None,
     running: Running | None = None,
 ) -> dict[str, Any]:
-    """Metrics of a trained model on a split of labelled data: the test part, or else validation, or everything.
+    """Evaluate a trained model on a split of labelled data.
 
-    `source` is a run, a published file of weights, an exported file, or a `Predictor` that was made of one. `writing`
-    is how a model that writes text does it: greedily if it is not given. `running` is how the model is run: engine,
-    token merging and the like.
+    Data that the run was trained on get the run's split again. Images of the training split among the evaluated ones
+    are counted in `training_overlap`, with metrics for them and for the others.
+
+    Args:
+        source: A run, a file of published weights, an exported file, or a `Predictor`.
+        data: A name, a path, or data that are already open.
+        split: The split to evaluate; by default test, then validation, then everything.
+        strict: Raise for rows and images that cannot be used, instead of dropping them.
+        writing: How a model that writes text decodes; greedy by default.
+        running: How the model is run: engine, token merging and so on.
+
+    Returns:
+        The metrics of the task, with `data`, `split`, `summary` and `notes`.
     """
     if not isinstance(source, Predictor):
         source = Predictor(source, writing=writing, **(running or Running()).to_dict())
     opened = data if isinstance(data, Data) else open_data(data, task=source.task.name)
-    return evaluate_run(source, opened, split)
+    return evaluate_run(source, opened, split, strict)
 
 
 def export(

@@ -37,6 +37,7 @@ from vitral.training.finetune import choose_trained, count_parameters
 from vitral.training.log import RunLog
 from vitral.training.loop import Hooks, Saved, State, fit, total_steps
 from vitral.training.precision import resolve_device, resolve_precision
+from vitral.training.seen import write_seen
 from vitral.weights.atomic import save_tensors, write_atomically
 from vitral.weights.fetch import is_source, origin_of
 from vitral.weights.files import read_tensors
@@ -76,8 +77,10 @@ def train_model(
     The task is inferred from the data unless it is named. With `resume`, a run in `out` continues from its newest
     checkpoint; if there is none, one is started.
     """
-    data = data.with_splits(config.val_fraction, config.test_fraction, seed=0)
-    data = tokenized(data.with_label_fraction(config.label_fraction, config.seed), config.text)
+    data.refuse_problems(config.strict)
+    data = data.with_splits(config.val_fraction, config.test_fraction, config.split_seed)
+    split = data.with_label_fraction(config.label_fraction, config.seed)
+    data = tokenized(split, config.text)
     made = make_task(task, data, config)
     texts = make_inputs(data, config, made.name)
     data = made.usable(texts.usable(data) if texts else data)
@@ -138,6 +141,7 @@ def train_model(
             merge_lora(model)  # what is evaluated and written is the plain model
             if not who.first:
                 return Run(out, {}, data, wrote=False)
+            write_seen(out, split)
             run = _finish(out, model, made, data, inputs, config.batch_size, describe, state, log)
         return write_missing_report(run, report)
 
