@@ -409,12 +409,6 @@ class TestExplain:
         with Image.open(made.save(tmp_path / "x.png")) as shown:
             assert shown.size[0] > 1.5 * shown.size[1]
 
-    def test_the_overlay_lies_on_the_patches_to_the_pixel(self, model, picture):
-        figure = explain(model, picture, "rollout").figure()
-        photo, map_ = figure.axes[1].images
-        assert photo.get_extent() == map_.get_extent() == [-0.5, 63.5, 63.5, -0.5]
-        assert map_.get_array().shape == (4, 4)
-
     def test_scores(self, model, picture):
         scores = explain(model, picture, "relevance", score=True).scores
         assert set(scores) == {
@@ -612,26 +606,32 @@ class TestColours:
 
 
 class TestFigure:
-    def test_every_panel_says_its_block_part_and_range(self, model, picture):
+    def test_every_panel_has_its_title_crop_and_range(self, model, picture):
         made = explain(model, picture, layer=1, patch=(20, 50))
         figure = made.figure()
         assert figure.get_suptitle() == made.caption
         first, *maps = figure.axes
         assert first.get_title() == "image, 64 x 64 pixels"
-        assert [t.get_text() for t in first.texts] == [made.part]
-        for ax, map_, title in zip(maps, made.maps, made.titles, strict=False):
+        assert [t.get_text() for t in first.texts] == [made.part, "input of the model: 64 x 64 pixels"]
+        for ax, map_, title in zip(maps, made.maps, made.titles, strict=True):
             assert ax.get_title() == title
-            shown = ax.images[1]
-            assert shown.get_clim() == (0, pytest.approx(map_.max().item()))
-            assert [t.get_text() for t in ax.texts][2] == scale_of(map_).text()
-        for ax in (first, *maps[:5]):
-            assert [patch.get_bbox().bounds for patch in ax.patches] == [(15.5, 47.5, 16, 16)] * 2
+            assert [t.get_text() for t in ax.texts] == ["0", number(map_.max().item()), scale_of(map_).text()]
+        start, side = (
+            6 * 3 / 71 * 64,
+            6 * 64 / 71 * 64,
+        )  # drawn six times as large; 64 of 71 pixels are fed to the model
+        crop = (start, start, side, side)
+        patch = (start + side / 4, start + 3 * side / 4, side / 4, side / 4)
+        for ax in figure.axes:
+            bounds = [each for rectangle in ax.patches for each in rectangle.get_bbox().bounds]
+            assert bounds == pytest.approx([*crop, *crop, *patch, *patch])
 
     def test_signed_maps_are_drawn_round_zero(self, model, picture):
         made = explain(model, picture, "gradcam")
-        low, high = made.figure().axes[2].images[1].get_clim()
         assert made.maps[1].min() < 0
-        assert low == -high == pytest.approx(-made.maps[1].abs().max().item())
+        ax = made.figure().axes[2]
+        largest = number(made.maps[1].abs().max().item())
+        assert [t.get_text() for t in ax.texts][:2] == [f"-{largest}", largest]
 
     def test_no_panel_stands_alone(self):
         for panels in range(2, 60):
@@ -648,11 +648,11 @@ class TestPage:
         monkeypatch.setattr(page, "LARGEST", 3 * 3 * 17 * 16 - 1)
         made = explain(model, picture, interactive=True)
         assert made.rows.heads == []
-        assert "All 3 heads of 3 blocks and 4 x 4 patches are too much" in made.rows.note
+        assert "All 3 heads of 3 blocks and 4 x 4 patches are too large for a page" in made.rows.note
         assert made.rows.largest[2, 0, 0].item() == pytest.approx(made.maps[0].max().item())
         one = explain(model, picture, head=-1, interactive=True)
         assert one.rows.heads == [2]
-        assert one.rows.note.endswith("only head 2 is here.")
+        assert one.rows.note.endswith("only head 2 is included.")
         assert one.rows.largest[2, 0, 0].item() == pytest.approx(one.maps[0].max().item())
         monkeypatch.setattr(page, "LARGEST", 3 * 3 * 17 * 16)
         assert explain(model, picture, interactive=True).rows.note == ""
@@ -689,7 +689,7 @@ class TestVerb:
         assert first["titles"] == ["Grad-CAM", "integrated gradients", "input gradients"]
         assert (first["class"], first["layer"], first["patch"], first["source"]) == ("fox", None, None, str(run))
         assert 0 < first["probability"] < 1
-        assert len(text.splitlines()) == 2 + 2 * (2 + 15 + 2 + 3)  # a field a line, a map a line
+        assert len(text.splitlines()) == 2 + 2 * (2 + 18 + 2 + 3)  # a field a line, a map a line
         assert second["file"] == str(tmp_path / "many" / "picture-2-gradcam.png")
         for document in (first, second):
             assert Path(document["file"]).exists()
@@ -702,7 +702,7 @@ class TestVerb:
         out = tmp_path / "x.html"
         args = ["--layer", "1", "--head", "-1", "--patch", "50,33", "--out", str(out)]
         assert main(["explain", str(run), str(picture), *args]) == 0
-        assert '"start": {"layer": 1, "head": 2, "query": 11}' in out.read_text()
+        assert '"start": {"layer": 1, "head": 2, "query": 11, "style": "patches"}' in out.read_text()
 
     def test_folders_patterns_and_names(self, tmp_path, run, picture, capsys):
         folder = tmp_path / "in"
@@ -731,6 +731,7 @@ class TestVerb:
             (["--class", "fox"], "attention takes no --class; it is for relevance, gradcam, occlusion."),
             (["--method", "rollout", "--patch", "3,3"], "rollout takes no --patch; it is for attention."),
             (["--method", "positions", "--score"], "positions takes no --score;"),
+            (["--method", "merging", "--style", "smooth"], "merging takes no --style;"),
             (["--method", "positions", "--out", "x.html"], "positions cannot be a page; write .png, .svg, .pdf, .jpg"),
             (["--out", "x.gif"], "x.gif should end in .png, .svg, .pdf, .jpg or .html."),
         ],
@@ -765,7 +766,9 @@ class TestVerb:
         assert list(get_args(get_type_hints(Options)["method"])) == list(METHODS) == list(TAKES)
         docs = (Path(__file__).parents[2] / "docs" / "explain.md").read_text()
         for method, takes in TAKES.items():
-            words = [FLAGS[name].removeprefix("--") for name in takes if name in FLAGS and name != "score"]
+            words = [
+                FLAGS[name].removeprefix("--") for name in takes if name in FLAGS and name not in ("score", "style")
+            ]
             (row,) = (line for line in docs.splitlines() if line.startswith(f"| `{method}` |"))
             assert row.split("|")[3].strip() == ", ".join(words)
 

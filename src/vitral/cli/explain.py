@@ -54,6 +54,10 @@ class Options:
     """Attention: where the patch at this pixel of the prepared image looks, instead of [CLS] or the mean."""
     target: Annotated[str | None, tyro.conf.arg(name="class", metavar="CLASS", help_behavior_hint="")] = None
     """Relevance, gradcam and occlusion: class to explain, by name or number; the likeliest by default."""
+    style: Annotated[
+        Literal["patches", "smooth"] | None, tyro.conf.arg(help_behavior_hint="(default: patches)")
+    ] = None  # fmt: skip
+    """How to draw maps: one colour for each patch, or interpolated between the centres of patches."""
     merge: Annotated[float | None, tyro.conf.arg(metavar="R", help_behavior_hint="(default: half of all)")] = None
     """Merging: patches that each block merges, or below 1 the share of all that is gone at the end."""
     out: Annotated[str, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = ""
@@ -69,7 +73,7 @@ class Options:
 
 FLAGS = {
     "layer": "--layer", "head": "--head", "patch": "--patch", "target": "--class", "score": "--score",
-    "merge": "--merge",
+    "merge": "--merge", "style": "--style",
 }  # fmt: skip
 
 
@@ -79,6 +83,7 @@ def run(options: Options) -> None:
     from rich.progress import track
 
     from vitral.explanation.explain import check_takes, explain
+    from vitral.explanation.placement import DEFAULT_STYLE
     from vitral.inference.predictor import Predictor
     from vitral.weights.rundir import is_run, read_run_config
 
@@ -105,7 +110,7 @@ def run(options: Options) -> None:
             merge=options.merge,
         )  # fmt: skip
         made = replace(made, source=options.source)
-        made.save(path)
+        made.save(path, options.style or DEFAULT_STYLE)
         if made.rows is not None and made.rows.note:
             print(f"vitral: {path}: {made.rows.note}", file=sys.stderr)
         if options.json:

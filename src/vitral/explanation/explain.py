@@ -1,4 +1,4 @@
-"""`explain`: one call from a model and an image to maps that can be looked at, saved and scored."""
+"""`explain`: from a model and an image to maps of what the model uses, to draw, save and score."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from vitral.data.inputs import ImageLike
-from vitral.data.transforms import normalize
+from vitral.data.images import AtLeast, read_image
+from vitral.data.inputs import ImageInputs, ImageLike
+from vitral.data.targets import View
+from vitral.data.transforms import eval_view, normalize, resize
 from vitral.errors import InputError, unknown_name
 from vitral.explanation import relevance
 from vitral.explanation.attention import FUSIONS, Recorder, patch_token, to_maps
 from vitral.explanation.captions import Chosen, part_shown, said
 from vitral.explanation.faithfulness import Curves, curves
 from vitral.explanation.page import Rows, all_rows
+from vitral.explanation.placement import DEFAULT_STYLE, DRAWN, Style, bounded
 from vitral.explanation.positions import check_positions, position_similarity
 from vitral.explanation.tokens import principal_colours
 from vitral.explanation.windows import stage_of, window_maps
@@ -36,41 +39,47 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Maps over the patches of one image, with what is needed to draw them."""
+    """Maps over the patches of one image, with everything needed to draw them."""
 
     method: str
     maps: Tensor
-    """(n, G_h, G_w), one for each title; colours (3, G_h, G_w) where `colours` is set."""
+    """(n, G_h, G_w), one for each title; colours (3, G_h, G_w) if `colours` is set."""
     titles: list[str]
     image: Tensor
-    """uint8 (C, H, W): the prepared image, what the model was shown."""
+    """uint8 (C, H, W): the prepared image, the input of the model."""
     patch: tuple[int, int]
-    """Height and width in pixels of what a cell of the maps stands for: a patch."""
+    """Height and width of a cell of the maps (a patch), in pixels of the prepared image."""
+    size: tuple[int, int]
+    """Height and width of the original image."""
+    view: View
+    """The part of the original that became the prepared image."""
+    original: Tensor | None = None
+    """uint8 (C, H, W): the original image, reduced to `DRAWN` pixels; None if it was not needed for drawing."""
     part: str = ""
-    """Which part of the original the prepared image is."""
+    """That part in words."""
     about: str = ""
-    """The class that was explained; or what the model says, where the maps do not depend on a class."""
+    """The class that was explained; or the model's answer, if the maps do not depend on a class."""
     where: str = ""
-    """Which block, and from which token."""
+    """The block, and the token whose attention is shown."""
     layer: int | None = None
     head: int | None = None
     asked: tuple[int, int] | None = None
-    """A pixel (x, y) of the patch that was asked, if one was."""
+    """A pixel (x, y) of the patch that was requested, if one was."""
     label: str | None = None
     """Name of the class that was explained."""
     probability: float | None = None
     """Its probability."""
     answer: str = ""
-    """What the model says about the image."""
+    """The model's prediction for the image."""
     colours: bool = False
     rows: Rows | None = None
-    """Every attention row: what the interactive page shows."""
+    """Every attention row, for the interactive page."""
     scores: dict[str, float] = field(default_factory=dict)
-    """Areas under the deletion and insertion curves, if they were asked for."""
+    """Areas under the deletion and insertion curves, if requested."""
     name: str = ""
-    """The image's name."""
+    """Name of the image."""
     source: str = ""
-    """The model's name."""
+    """Name of the model."""
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -78,13 +87,26 @@ class Explanation:
         return self.maps.shape[-2], self.maps.shape[-1]
 
     @property
+    def crop(self) -> tuple[float, float, float, float]:
+        """Left, top, right and bottom of the model's crop, in pixels of the original; it may extend into padding."""
+        (H, W), v = self.size, self.view
+        return v.left * W, v.top * H, (v.left + v.width) * W, (v.top + v.height) * H
+
+    @property
+    def cell(self) -> tuple[float, float]:
+        """Height and width of a cell of the maps, in pixels of the original; the first starts at the crop's corner."""
+        left, top, right, bottom = self.crop
+        H, W = self.image.shape[1:]
+        return (bottom - top) * self.patch[0] / H, (right - left) * self.patch[1] / W
+
+    @property
     def caption(self) -> str:
-        """What is shown, in a line."""
-        said = "; ".join(filter(None, (self.where, self.about)))
-        return f"{self.method}: {said}" if said else self.method
+        """One line that describes the maps."""
+        text = "; ".join(filter(None, (self.where, self.about)))
+        return f"{self.method}: {text}" if text else self.method
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values: what was asked and explained, and the maps, to five digits."""
+        """Options, results and maps as plain values, rounded to five digits."""
         return {
             "method": self.method,
             "about": self.caption,
@@ -95,44 +117,74 @@ class Explanation:
             "head": self.head,
             "patch": self.asked,
             "part": self.part,
+            "size": self.size,
+            "crop": [round(edge, 3) for edge in self.crop],
+            "cell": [round(side, 5) for side in self.cell],
             "grid": self.grid,
             "titles": self.titles,
             "scores": self.scores,
             "maps": [[[float(f"{v:.5g}") for v in row] for row in map_] for map_ in self.maps.tolist()],
         }
 
-    def figure(self) -> "Figure":
-        """The maps laid over the image, as a matplotlib figure."""
+    def figure(self, style: Style = DEFAULT_STYLE) -> "Figure":
+        """Draw the maps over the original image.
+
+        Args:
+            style: "patches" gives each patch one colour, "smooth" interpolates between the centres of patches.
+
+        Returns:
+            A matplotlib figure in which a pixel of the original is a pixel, as long as it does not become too large.
+        """
         from vitral.explanation.figures import draw
 
-        return draw(self)
+        return draw(self, style)
 
-    def save(self, path: str | Path) -> Path:
-        """Write a picture (.png, .svg, .pdf, .jpg) or an interactive page (.html)."""
+    def save(self, path: str | Path, style: Style = DEFAULT_STYLE) -> Path:
+        """Write a picture (.png, .svg, .pdf, .jpg) or an interactive page (.html), which opens in this style."""
         from vitral.explanation.figures import save
 
-        return save(self, Path(path))
+        return save(self, Path(path), style)
 
 
 @dataclass(frozen=True)
 class Shown:
-    """An image as a model is shown it: read once, however often it is asked about."""
+    """An image as it is fed to a model, decoded once for any number of explanations."""
 
     pixels: Tensor
-    """uint8 (C, H, W)."""
+    """uint8 (C, H, W): the prepared image."""
+    size: tuple[int, int]
+    """Height and width of the original."""
+    view: View
+    """The part of the original that it is."""
     part: str
-    """Which part of the original it is."""
+    """That part in words."""
+    original: Tensor | None = None
+    """uint8 (C, H, W): the original image, for drawing."""
     name: str = ""
 
     @classmethod
-    def to(cls, predictor: Predictor, image: ImageLike) -> "Shown":
-        """Read an image for a model."""
+    def to(cls, predictor: Predictor, image: ImageLike, original: bool = True) -> "Shown":
+        """Read an image for a model; `original` keeps it for drawing too."""
         if not isinstance(image, ImageLike):
             what = "None" if image is None else f"a {type(image).__name__}"
             raise InputError(f"explain takes one image (a path, bytes, a picture or an array), got {what}.")
         x, size = predictor.images.read_sized(image, whole=predictor.task.spatial)
-        part = part_shown(size, predictor.preprocess)
-        return cls(predictor.images.fit(x), part, str(image) if isinstance(image, str | Path) else "")
+        return cls(
+            predictor.images.fit(x),
+            size,
+            eval_view(size, predictor.preprocess),
+            part_shown(size, predictor.preprocess),
+            _original(predictor.images, image, x, size) if original else None,
+            str(image) if isinstance(image, str | Path) else "",
+        )
+
+
+def _original(images: ImageInputs, image: ImageLike, x: Tensor, size: tuple[int, int]) -> Tensor:
+    """The image at its own resolution or at `DRAWN` pixels; a JPEG that was decoded smaller than that is read again."""
+    drawn = bounded(size, DRAWN)
+    if x.shape[1] < drawn[0] and isinstance(image, str | Path | bytes):
+        x = read_image(image, images.mode, AtLeast(*drawn, even=True), images.limits)
+    return resize(x, drawn, "bicubic")
 
 
 @dataclass(frozen=True)
@@ -296,14 +348,14 @@ METHODS: dict[str, Callable[[Question], Maps]] = {
     "merging": _merging,
 }
 TAKES: dict[str, tuple[str, ...]] = {
-    "attention": ("layer", "head", "patch", "score", "interactive"),
-    "rollout": ("score", "interactive"),
-    "relevance": ("target", "score", "interactive"),
-    "gradcam": ("target", "score", "interactive"),
-    "occlusion": ("target", "score", "interactive"),
+    "attention": ("layer", "head", "patch", "score", "interactive", "style"),
+    "rollout": ("score", "interactive", "style"),
+    "relevance": ("target", "score", "interactive", "style"),
+    "gradcam": ("target", "score", "interactive", "style"),
+    "occlusion": ("target", "score", "interactive", "style"),
     "positions": (),
-    "tokens": ("layer", "interactive"),
-    "writing": ("layer", "head"),
+    "tokens": ("layer", "interactive", "style"),
+    "writing": ("layer", "head", "style"),
     "merging": ("layer", "merge"),
 }
 """Which options mean something to a method."""
@@ -436,7 +488,8 @@ def explain(
         scores = _scores(question, titles[0], method, maps) if score else {}
         rows = all_rows(question.model, x, head) if interactive else None
     return Explanation(
-        method, maps.detach().cpu(), titles, shown.pixels, _cell(model, size, maps), shown.part,
+        method, maps.detach().cpu(), titles, shown.pixels, _cell(model, size, maps), shown.size, shown.view,
+        shown.original, shown.part,
         where=_where(question, method),
         layer=question.block if "layer" in TAKES[method] and not question.pooled and method != "merging" else layer,
         head=None if head is None else head % heads,
