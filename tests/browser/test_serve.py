@@ -1,8 +1,10 @@
 """The server's page in a browser: a picture in, an answer out, and what the model looks at; laptop and phone."""
 
+import base64
 import io
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -14,6 +16,7 @@ from helpers import redraw
 from tiny import LABELS, MODELS
 from vitral.config import ViTConfig
 from vitral.data.sources.coco import mask_to_rle
+from vitral.explanation.placement import place
 from vitral.models.vit import VisionTransformer
 
 pytestmark = pytest.mark.slow
@@ -108,6 +111,40 @@ def looks_most(explained, layer, query):
     rows, (_, columns) = explained.rows, explained.grid
     mean = (rows.shares[layer, :, query].double() / 255 * rows.largest[layer, :, query, None]).mean(0)
     return f"row {int(mean.argmax()) // columns + 1}, column {int(mean.argmax()) % columns + 1}"
+
+
+def test_a_planted_map_is_on_the_pixels_of_the_photograph(page, runs):
+    """The canvas has the pixels of the photograph, which EXIF turns, and a planted map on the pixels of its patches."""
+    upright = (np.arange(700 * 1000 * 3).reshape(700, 1000, 3) // 7 % 251).astype(np.uint8)
+    buffer, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(upright).transpose(Image.Transpose.ROTATE_90).save(buffer, "JPEG", exif=exif, quality=95)
+    made = vitral.explain(runs["classify"], buffer.getvalue(), "rollout")
+    planted = torch.arange(float(made.maps[0].numel())).view(made.grid)
+
+    def plant(route):
+        answer = route.fetch().json()
+        route.fulfill(json=answer | {"maps": [planted.tolist()] * len(answer["maps"])})
+
+    page.route("**/v1/explain", plant)
+    upload(page, buffer.getvalue(), "photo.jpg")
+    page.click("label:has-text('Rollout')")
+    page.locator("#mapLabel").wait_for()
+    page.locator("#strength").fill("100")
+    placed = place(made)
+    assert page.evaluate("[canvas.width, canvas.height]") == [1000, 700] == [placed.size[1], placed.size[0]]
+    data = page.evaluate("canvas.toDataURL('image/png')").partition(",")[2]
+    shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")).astype(int)
+    seen = np.ones(shown.shape[:2], bool)
+    if placed.cropped:  # the outline covers the edges of the crop
+        left, top, right, bottom = (round(edge) for edge in placed.crop)
+        for edge in (left, right):
+            seen[:, max(0, edge - 6) : edge + 6] = False
+        for edge in (top, bottom):
+            seen[max(0, edge - 6) : edge + 6] = False
+    assert np.abs(shown - placed.blend(planted, "patches", 1.0))[seen & placed.inside().numpy()].max() == 0
+    assert np.abs(shown - placed.blend(planted, "patches", 1.0))[seen].max() <= 4  # two decoders of JPEG
+    page.unroute("**/v1/explain")
 
 
 def test_from_upload_to_prediction_to_patch_to_block(page, runs):

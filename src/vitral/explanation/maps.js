@@ -41,6 +41,9 @@ export function refined(values, rows, columns, times) {
   return fine;
 }
 
+// The first pixel whose centre is not before an edge.
+const firstPixel = edge => Math.ceil(edge - 0.5);
+
 // A grid of patches on a canvas: `crop` is [left, top, right, bottom] and `cell` [height, width] in pixels of the original,
 // which is drawn `scale` times as large.
 export class Place {
@@ -68,9 +71,9 @@ export class Place {
     pen.globalAlpha = strength;
     if (style === "smooth") this.drawSmooth(pen, planes, paint);
     else paint(planes).forEach((colour, i) => {
-      const { x, y, w, h } = this.box(i), left = Math.round(x), top = Math.round(y);
+      const { x, y, w, h } = this.box(i), left = firstPixel(x), top = firstPixel(y);
       pen.fillStyle = rgb(colour);
-      pen.fillRect(left, top, Math.round(x + w) - left, Math.round(y + h) - top);
+      pen.fillRect(left, top, firstPixel(x + w) - left, firstPixel(y + h) - top);
     });
     pen.globalAlpha = 1;
   }
@@ -82,7 +85,8 @@ export class Place {
     brush.putImageData(pixels, 0, 0);
     pen.save();
     pen.beginPath();
-    pen.rect(Math.round(left), Math.round(top), Math.round(this.right) - Math.round(left), Math.round(this.bottom) - Math.round(top));
+    const x = firstPixel(left), y = firstPixel(top);
+    pen.rect(x, y, firstPixel(this.right) - x, firstPixel(this.bottom) - y);
     pen.clip();
     pen.imageSmoothingEnabled = true;
     pen.drawImage(layer, left, top, columns * this.width, rows * this.height);

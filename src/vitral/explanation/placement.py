@@ -96,9 +96,10 @@ class Placement:
         image = Image.fromarray(pixels)
         if self.cropped:
             left, top, right, bottom = (round(edge) for edge in self.crop)
+            line = max(1, round(max(self.size) / 224))
             pen = ImageDraw.Draw(image)
-            pen.rectangle((left - 1, top - 1, right, bottom), outline="black")
-            pen.rectangle((left, top, right - 1, bottom - 1), outline="white")
+            pen.rectangle((left - line, top - line, right + line - 1, bottom + line - 1), outline="black", width=line)
+            pen.rectangle((left, top, right - 1, bottom - 1), outline="white", width=line)
         return image
 
 

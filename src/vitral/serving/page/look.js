@@ -47,14 +47,14 @@ export class Look {
     return look;
   }
   // The grid of patches on a canvas that has the image at `scale`.
-  place(scale) { return new Place(this.crop, this.patch, [this.rows, this.columns], scale); }
+  gridAt(scale) { return new Place(this.crop, this.patch, [this.rows, this.columns], scale); }
   // The patch at a pixel of the model's input, and the pixel in the middle of a patch.
   cell(x, y) {
     const [left, top, right, bottom] = this.crop, { width, height } = this.picture;
-    return this.place(1).at(left + (x + 0.5) / width * (right - left), top + (y + 0.5) / height * (bottom - top));
+    return this.gridAt(1).at(left + (x + 0.5) / width * (right - left), top + (y + 0.5) / height * (bottom - top));
   }
   pixel(i) {
-    const [left, top, right, bottom] = this.crop, { x, y, w, h } = this.place(1).box(i);
+    const [left, top, right, bottom] = this.crop, { x, y, w, h } = this.gridAt(1).box(i);
     return [Math.floor((x + w / 2 - left) / (right - left) * this.picture.width),
       Math.floor((y + h / 2 - top) / (bottom - top) * this.picture.height)];
   }
@@ -100,15 +100,15 @@ export class Look {
   }
 
   draw(pen, scale, strength, style, table) {
-    const { width, height } = pen.canvas, shown = this.view(table), place = this.place(scale), { photo, picture } = this;
+    const { width, height } = pen.canvas, shown = this.view(table), grid = this.gridAt(scale), { photo, picture } = this;
     const [w, h] = [photo.width * scale, photo.height * scale];
     pen.imageSmoothingEnabled = scale < 1;
     pen.drawImage(picture, picture.width - 1, picture.height - 1, 1, 1, 0, 0, width, height);  // the colour of padding
     pen.fillStyle = "#fff";  // transparent pixels are white to the model
     pen.fillRect(0, 0, w, h);
     pen.drawImage(photo, 0, 0, w, h);
-    place.draw(pen, shown.planes, shown.paint, style, strength);
-    place.outline(pen);
+    grid.draw(pen, shown.planes, shown.paint, style, strength);
+    grid.outline(pen);
     return shown;
   }
 }

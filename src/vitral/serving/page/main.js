@@ -267,7 +267,7 @@ function frame(box, l, patch) {
   box.hidden = patch < 0;
   if (box.hidden) return;
   const inner = canvas.getBoundingClientRect(), outer = $("stage").getBoundingClientRect();
-  const { x, y, w, h } = l.place(inner.width / l.width).box(patch), left = inner.left - outer.left + x, top = inner.top - outer.top + y;
+  const { x, y, w, h } = l.gridAt(inner.width / l.width).box(patch), left = inner.left - outer.left + x, top = inner.top - outer.top + y;
   Object.assign(box.style, { width: `${w}px`, height: `${h}px`, left: `${left}px`, top: `${top}px` });
 }
 
@@ -279,7 +279,7 @@ function change(values) {
 function point(event) {
   const l = look(), box = canvas.getBoundingClientRect();
   if (!l) return;
-  const patch = l.place(box.width / l.width).at(event.clientX - box.left, event.clientY - box.top);
+  const patch = l.gridAt(box.width / l.width).at(event.clientX - box.left, event.clientY - box.top);
   if (patch < 0) return;
   l.choose(patch);
   draw();
