@@ -99,13 +99,13 @@ def test_explain_shows_it(model, picture, tmp_path):
 @pytest.mark.parametrize("method", ["rollout", "relevance", "positions", "writing"])
 def test_what_needs_a_vit_says_so(model, picture, method):
     assert method in METHODS
-    message = f"{method} is for ViTs, and this model looks through a SwinTransformer; use attention, gradcam, occlusion"
+    message = f"{method} needs a ViT, and the backbone of this model is a SwinTransformer; use attention, gradcam, "
     with pytest.raises(InputError, match=message):
         explain(model, picture, method)
 
 
 def test_other_refusals(model, picture):
-    with pytest.raises(InputError, match="a page is of a ViT's rows"):
+    with pytest.raises(InputError, match="a page needs a ViT"):
         explain(model, picture, interactive=True)
     with pytest.raises(InputError, match="use gradcam or occlusion"):
         explain(model, picture, score=True)
