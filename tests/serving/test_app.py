@@ -142,7 +142,7 @@ def test_rows_go_with_attention_if_they_are_few(runs, served, monkeypatch, metho
 
 def test_an_option_that_a_method_does_not_take_is_called_what_the_client_calls_it(served):
     body = as_json(picture(), model="classify", **{"class": "7"})
-    assert error(served.post("/v1/explain", **body), 422, "bad_input").startswith("attention takes no class; ")
+    assert error(served.post("/v1/explain", **body), 422, "bad_input").startswith("attention does not accept class; ")
 
 
 def test_what_cannot_be_explained_is_said_in_the_librarys_words(runs, served):

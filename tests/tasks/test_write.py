@@ -461,7 +461,7 @@ class TestLooking:
         assert (made.maps >= 0).all()
         assert (made.maps.sum((1, 2)) <= 1 + 1e-5).all()  # [CLS] may take a part
         assert made.save(tmp_path / "a.png").stat().st_size > 1000
-        assert "the model says" in explain(predictor, picture, "attention").about
+        assert "prediction: " in explain(predictor, picture, "attention").about
         with pytest.raises(InputError, match="does not look at one thing while it writes"):
             align(Predictor(runs["classify"].path), "film")
 
@@ -521,7 +521,7 @@ class TestCommandLine:
 
     def test_the_table_of_looks(self, runs, capsys, tmp_path):
         _, out, _ = self.say(capsys, "explain", runs["translate"].path, "three", "--out", tmp_path / "a.png")
-        assert "looked at most" in out
+        assert "largest attention" in out
         assert (tmp_path / "a.png").is_file()
 
     def test_check(self, capsys):

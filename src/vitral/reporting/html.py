@@ -39,6 +39,8 @@ svg { width: 100%; height: auto; display: block } svg text { fill: var(--soft); 
 .shots { display: flex; flex-wrap: wrap; gap: .8rem } figure { margin: 0; width: 112px; font-size: .8rem }
 figure.line { width: 232px } figure.line img { width: 232px; height: auto } .figure { max-width: 100% }
 figure.pair { width: 328px } figure.pair img { width: 160px; height: 160px }
+figure.photo { width: 224px } figure.photo img { width: 224px; height: 224px; image-rendering: auto;
+  object-position: bottom; background: none }
 figure img { width: 112px; height: 112px; object-fit: contain; image-rendering: pixelated; border-radius: 6px;
   background: #8884 } figcaption b { color: var(--bad) }
 code { font-size: .88rem; overflow-wrap: anywhere }

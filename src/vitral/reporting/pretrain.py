@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitral.data.transforms import normalize
 from vitral.explanation.explain import explain
-from vitral.explanation.figures import as_picture, blended
+from vitral.explanation.placement import DEFAULT_STYLE, as_picture, place
 from vitral.inference.predictor import Predictor
 from vitral.reporting.charts import line_chart
 from vitral.reporting.html import making, page, section
@@ -56,10 +56,12 @@ def draw_progress(method: Method, images: Sequence[Tensor], folder: Path, epoch:
 
 
 def _attention_row(predictor: Predictor, image: Tensor) -> list[Image.Image]:
-    """An image, the mean of the last block's heads on it, and some heads apart."""
+    """An image, the mean of the last block's heads on it, and some heads one by one."""
     shown = explain(predictor, image)
     maps = [shown.maps[0], *shown.maps[2 : 2 + HEADS]]  # the second is their maximum
-    return [_large(Image.fromarray(as_picture(shown.image))), *(_large(blended(shown.image, m)) for m in maps)]
+    placed = place(shown, least=(112, 112))
+    pictures = [as_picture(placed.picture), *(placed.blend(map_, DEFAULT_STYLE) for map_ in maps)]
+    return [Image.fromarray(picture) for picture in pictures]
 
 
 def _large(picture: Image.Image, least: int = 112) -> Image.Image:

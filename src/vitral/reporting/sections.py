@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -17,11 +17,13 @@ from vitral.config import Writing
 from vitral.data.images import AtLeast
 from vitral.data.sources.base import Data
 from vitral.data.targets import Boxes, View
-from vitral.data.transforms import decode_size, normalize
+from vitral.data.transforms import normalize
 from vitral.errors import CheckpointError
 from vitral.explanation.explain import explain
 from vitral.explanation.faithfulness import curves
-from vitral.explanation.figures import blended
+from vitral.explanation.figures import draw
+from vitral.explanation.page import picture_url
+from vitral.explanation.placement import DEFAULT_STYLE, place
 from vitral.explanation.relevance import attribution, grad_cam, input_gradients
 from vitral.explanation.writing import align
 from vitral.inference.predictor import Predictor
@@ -43,6 +45,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 EVALUATION = "evaluation.safetensors"
+SHOT, SMALL_SHOT = 448, 112
+"""Longest side of a map in the report, shown at half of that on a usual screen; smaller images are enlarged to 112."""
+FIGURE_PIXELS = 1e6
+"""Pixels of all panels of a figure in the report."""
 Section = tuple[str, str, bool]
 """Title, body, and whether it takes the whole width."""
 
@@ -289,7 +295,7 @@ def _middle(s: Evaluated) -> int:
 def _caption_looks(s: Evaluated) -> str:
     predictor = Predictor(s.run)
     made = explain(predictor, s.data.images.read(_middle(s), predictor.mode), "writing")
-    return _figure(made.figure(), made.caption)
+    return _figure(draw(made, pixels=FIGURE_PIXELS), made.caption, "figure")
 
 
 def _translate_looks(s: Evaluated) -> str:
@@ -297,9 +303,9 @@ def _translate_looks(s: Evaluated) -> str:
     return _figure(made.figure(), made.about)
 
 
-def _figure(figure: "Figure", about: str) -> str:
+def _figure(figure: "Figure", about: str, dpi: float | Literal["figure"] = 90) -> str:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=90)
+    figure.savefig(buffer, format="png", dpi=dpi)
     return figure_tag(buffer.getvalue(), about)
 
 
@@ -412,19 +418,24 @@ def _shown_images(s: Evaluated) -> list[tuple[int, int]]:
 
 
 def _looks(s: Evaluated) -> str:
-    """The first image of each class, with the patches that speak for the answer."""
+    """The first image of each class, with the patches that support the prediction."""
     predictor, figures = Predictor(s.run), []
     method = "relevance" if isinstance(predictor.backbone, VisionTransformer) else "gradcam"
     for index, label in _shown_images(s):
-        pixels = s.data.images.read(index, predictor.mode, decode_size(predictor.preprocess))
-        made = explain(predictor, pixels, method)
+        made = explain(predictor, s.data.images.read(index, predictor.mode), method)
+        placed = place(made, SHOT, (SMALL_SHOT, SMALL_SHOT))
+        picture = placed.outlined(placed.blend(made.maps[0], DEFAULT_STYLE))
+        photo = " class=photo" * (max(picture.size) > 2 * SMALL_SHOT)
         name = html.escape(made.about)
         figures.append(
-            f'<figure><img src="{_datapng_url(blended(made.image, made.maps[0]))}" alt="{name}">'
-            f"<figcaption>{name}<br>is {html.escape(s.labels[label])}</figcaption></figure>"
+            f'<figure{photo}><img src="{picture_url(picture)}" alt="{name}"><figcaption>predicted {name}<br>'
+            f"actual {html.escape(s.labels[label])}</figcaption></figure>"
         )
     how = {"relevance": "gradient times attention", "gradcam": "Grad-CAM on the last map"}[method]
-    note = f"Patches that speak for the answer: {how}, bright for much. vitral explain shows more."
+    note = (
+        f"Patches that support the prediction, the brighter the more: {how}. An outline marks the part of the image "
+        f"that the model was given. <code>vitral explain</code> draws more maps."
+    )
     return f'<div class="shots">{"".join(figures)}</div><p class="soft">{note}</p>'
 
 

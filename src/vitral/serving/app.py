@@ -25,6 +25,7 @@ from vitral.errors import InputError, UnknownNameError, VitralError
 from vitral.explanation.colours import TABLE
 from vitral.explanation.explain import Explanation, blocks_of, looks_from_cls
 from vitral.explanation.page import pack_rows, png_base64
+from vitral.explanation.placement import DEFAULT_STYLE
 from vitral.inference.memory import give_freed_memory_back
 from vitral.inference.predictor import Predictor
 from vitral.serving import models, schema
@@ -292,7 +293,7 @@ def _add_page(app: FastAPI) -> None:
         ("maps.js", files("vitral.explanation").joinpath("maps.js")),
     ]
     pages = {name: (file.read_bytes(), TYPES["." + name.rsplit(".", 1)[1]]) for name, file in held}
-    colours = {"maps": TABLE.tolist(), "classes": [colour(i) for i in range(256)]}
+    colours = {"maps": TABLE.tolist(), "classes": [colour(i) for i in range(256)], "style": DEFAULT_STYLE}
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
