@@ -73,6 +73,8 @@ def write_run(folder: Path, what: str) -> Path:
         "source_length": 31 if what == "complete" else 29,
         "target_length": 9,
         "train": {"text": TextOptions().to_dict(), "regress": {}},
+        "data": {"name": "words", "splits": {"train": 3}},
+        "model_name": "transformer",
         "target_mean": [1.0, 2.0],
         "target_std": [3.0, 4.0],
     }

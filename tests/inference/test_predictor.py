@@ -185,7 +185,7 @@ def test_evaluation_merges_too(tmp_path, capsys):
     assert main(["eval", str(tmp_path / "run"), "digits", "--merge", "2", "--json"]) in (0, None)
     assert abs(json.loads(capsys.readouterr().out)["loss"] - plain["loss"]) > 1e-4
     assert main(["eval", str(tmp_path / "run"), "digits", "--merge", "2", "--probe", "knn"]) == 2
-    assert "leave them out with --probe" in capsys.readouterr().err
+    assert "omit them with --probe" in capsys.readouterr().err
 
 
 def test_a_batch_made_ready_one_by_one_is_answered_as_a_whole(predictor, pictures):

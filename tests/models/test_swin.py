@@ -426,7 +426,7 @@ class TestConfig:
         ("options", "message"),
         [
             ({"depths": ()}, r"depths must be positive whole numbers, one for each stage, got \(\)"),
-            ({"depths": 4}, "depths must be positive whole numbers, one for each stage, got 4"),
+            ({"depths": 4}, "depths must be a list of integers, got 4"),
             ({"depths": (2, 0)}, r"depths must be positive whole numbers, one for each stage, got \(2, 0\)"),
             ({"num_heads": (2,)}, r"num_heads must be as many as depths \(2\), got \(2,\)"),
             ({"num_heads": (3, 5)}, "must divide the width of each stage, got 3 for 10 in stage 0"),

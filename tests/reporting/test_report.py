@@ -14,6 +14,7 @@ from vitral.data.sources.open import open_data
 from vitral.explanation.placement import place
 from vitral.reporting.charts import _ticks, confusion_matrix, line_chart
 from vitral.reporting.sections import Evaluated, _looks
+from vitral.tasks.classify import Classify
 
 
 class Tags(HTMLParser):
@@ -111,7 +112,7 @@ def test_maps_are_drawn_on_photographs_at_a_readable_size(tmp_path):
         Image.fromarray(pixels).resize((450, 300)).resize((900, 600)).save(tmp_path / "data" / name / "x.png")
     evaluation = {"test.indices": torch.tensor([0, 1]), "test.targets": torch.tensor([0, 1])}
     section = _looks(
-        Evaluated(tmp_path / "run", {"labels": model.labels}, evaluation, open_data(tmp_path / "data"), "test")
+        Evaluated(tmp_path / "run", Classify(model.labels), {}, evaluation, open_data(tmp_path / "data"), "test")
     )
     pictures = re.findall(r'<figure class=photo><img src="data:image/jpeg;base64,([^"]+)"', section)
     assert len(pictures) == 2

@@ -344,12 +344,12 @@ def test_a_reader_that_meets_a_writer_reads_what_that_one_wrote(predictor, photo
     Index.build(predictor, photos, out)
     real = folder_module.load_file
 
-    def late(path):
+    def late(path, **options):
         monkeypatch.setattr(folder_module, "load_file", real)
         draw(photos / "new.png", 103)
         Index.build(predictor, photos, out)
         assert not path.exists()
-        return real(path)
+        return real(path, **options)
 
     monkeypatch.setattr(folder_module, "load_file", late)
     assert len(Index(out)) == 12
