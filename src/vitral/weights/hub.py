@@ -1,5 +1,7 @@
 """`hf-hub:owner/name[@revision]`: files of the Hugging Face hub, through its own library, cache and offline mode."""
 
+import contextlib
+import threading
 from pathlib import Path
 
 from vitral.config import HUB
@@ -56,3 +58,22 @@ def _is_cached(name: str, revision: str) -> bool:
 
     files = ("config.json", *WEIGHT_FILES)
     return any(isinstance(try_to_load_from_cache(name, file, revision=revision or None), str) for file in files)
+
+
+def hub_reachable(timeout: float = 2.0) -> bool:
+    """Whether the hub, or the mirror that HF_ENDPOINT names, answers within `timeout` seconds; no in offline mode."""
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    answers: list[int] = []
+
+    def ask() -> None:
+        with contextlib.suppress(Exception):  # errors of whichever HTTP library the client uses
+            answers.append(get_session().head(constants.ENDPOINT, timeout=timeout).status_code)
+
+    # A name server that does not answer is not covered by the client's timeout, hence the thread.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(timeout)
+    return bool(answers) and answers[0] < 500
