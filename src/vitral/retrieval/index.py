@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -20,10 +20,12 @@ from vitral.data.sources.folder import list_images
 from vitral.errors import CheckpointError, DataError, InputError, VitralError
 from vitral.inference.cache import digest_weights
 from vitral.inference.predictor import Predictor
+from vitral.options import IndexingDict
 from vitral.retrieval.folder import Folder
 from vitral.retrieval.nearest import near_groups
 from vitral.retrieval.postgres import Postgres, is_address
 from vitral.retrieval.store import Embedding, Item, Manifest, Rows, Store
+from vitral.signatures import list_options
 
 LARGE = 500_000
 """Vectors from which on neighbours are not looked for one by one, unless it is asked for."""
@@ -76,9 +78,11 @@ class Index:
         return len(self.store)
 
     @classmethod
+    @list_options
     def build(
         cls, source: str | os.PathLike[str] | Predictor, folder: str | Path, out: str | Path, *,
-        watch: Callable[[Iterable[Any], int], Iterable[Any]] = lambda steps, total: steps, **options: Any,
+        watch: Callable[[Iterable[Any], int], Iterable[Any]] = lambda steps, total: steps,
+        **options: Unpack[IndexingDict],
     ) -> tuple["Index", Change]:  # fmt: skip
         """Make an index, or bring one up to date: only files that are new or changed are looked at.
 
