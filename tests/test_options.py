@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 import pytest
+from IPython.core.completer import IPCompleter, provisionalcompleter
 
 import vitral
 from typed_options import FILE, GROUPS, generated
@@ -57,6 +58,14 @@ def test_groups_are_accepted_as_objects_and_as_dictionaries():
 def test_a_signature_lists_every_option(function, expected):
     assert keywords(function) == expected
     assert "options" not in inspect.signature(function).parameters
+
+
+@pytest.mark.parametrize("jedi", [False, True])
+def test_a_notebook_completes_options(jedi):
+    completer = IPCompleter(namespace={"vitral": vitral}, use_jedi=jedi)
+    typed = "vitral.train('digits', warm"
+    with provisionalcompleter():
+        assert "warmup_epochs=" in [found.text for found in completer.completions(typed, len(typed))]
 
 
 def test_an_unknown_option_is_an_error_at_run_time_too(tmp_path):

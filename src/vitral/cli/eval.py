@@ -65,6 +65,7 @@ def run(options: Options) -> None:
     from vitral.api import evaluate
     from vitral.data.sources.open import open_data
     from vitral.inference.predictor import Predictor
+    from vitral.tasks.metrics import grouped
 
     writing = options.writing if options.writing != Writing() else None
     predictor = Predictor(options.source, writing=writing, **options.running.to_dict())
@@ -74,7 +75,7 @@ def run(options: Options) -> None:
     if options.json:
         print_json(metrics)
         return
-    rows = next((metrics[key] for key in ("by_class", "by_label", "by_target", "by_length") if key in metrics), {})
+    _, rows = grouped(metrics)
     if not rows:
         print(f"{options.source} on {metrics['data']}, {metrics['split']} part, {metrics['images']:,} {data.what}")
         print(metrics["summary"])

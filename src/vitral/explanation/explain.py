@@ -1,5 +1,6 @@
 """`explain`: one call from a model and an image to maps that can be looked at, saved and scored."""
 
+import io
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from vitral.data.inputs import ImageLike
 from vitral.data.transforms import normalize
+from vitral.display import short
 from vitral.errors import InputError, unknown_name
 from vitral.explanation import relevance
 from vitral.explanation.attention import FUSIONS, Recorder, patch_token, to_maps
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
     """Maps over the patches of one image, with what is needed to draw them."""
 
@@ -71,6 +73,16 @@ class Explanation:
     """The image's name."""
     source: str = ""
     """The model's name."""
+
+    def __repr__(self) -> str:
+        G_h, G_w = self.grid
+        named = f"{self.name!r}, " if self.name else ""
+        return f"Explanation({named}{short(self.caption)}: {len(self.titles)} maps of {G_h}x{G_w} patches)"
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.figure().savefig(buffer, format="png", bbox_inches="tight")
+        return buffer.getvalue()
 
     @property
     def grid(self) -> tuple[int, int]:

@@ -1,6 +1,5 @@
 """What a report shows of each task: tables, charts, and pictures of answers beside the truth."""
 
-import base64
 import html
 import io
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from vitral.data.sources.base import Data
 from vitral.data.targets import View
 from vitral.data.tokenizer import tokenizer_from_dict
 from vitral.data.transforms import decode_size, normalize
+from vitral.display import as_png, png_url
 from vitral.explanation.explain import explain
 from vitral.explanation.faithfulness import curves
 from vitral.explanation.figures import blended
@@ -279,11 +279,6 @@ def figure_tag(png: bytes, about: str) -> str:
     return f'<img class="figure" src="{png_url(png)}" alt="{html.escape(about)}">'
 
 
-def png_url(png: bytes) -> str:
-    """A picture inside a page."""
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
-
-
 def _texts(rows: Sequence[Sequence[str]]) -> str:
     """What was read, what was written, and what should have been."""
     body = "".join(
@@ -436,6 +431,4 @@ def _picture(pixels: Tensor) -> str:
 
 def _datapng_url(image: Image.Image, side: int = 112) -> str:
     image.thumbnail((side, side))
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return png_url(buffer.getvalue())
+    return png_url(as_png(image))

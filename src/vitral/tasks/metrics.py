@@ -1,10 +1,19 @@
 """How good predictions are, with how far the number can be trusted."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+
+GROUPED = {"by_class": "class", "by_label": "label", "by_target": "target", "by_length": "length"}
+"""Tables among the metrics of a task, and what their rows are."""
+
+
+def grouped(metrics: Mapping[str, Any]) -> tuple[str, dict[str, dict[str, Any]]]:
+    """Return what the table among the metrics has a row for, and its rows by name; nothing if there is no table."""
+    return next(((word, metrics[key]) for key, word in GROUPED.items() if key in metrics), ("", {}))
 
 
 def wilson_interval(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
