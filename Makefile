@@ -38,11 +38,12 @@ test-all: $(VENV)/dev.stamp  ## Run every test.
 
 check: lint types imports test-all  ## All that CI runs: format, lint, types, import directions, every test.
 
-format: $(VENV)/dev.stamp  ## Format the code, and bring docs/equations.md and docs/options.md up to date.
+format: $(VENV)/dev.stamp  ## Format the code, and update docs/equations.md, docs/options.md and src/vitral/options.py.
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix --quiet .
 	@$(BIN)/python scripts/equation_lines.py --write
 	@$(BIN)/python scripts/options_page.py --write
+	@$(BIN)/python scripts/typed_options.py --write
 
 lint: $(VENV)/dev.stamp
 	@$(BIN)/ruff format --check .

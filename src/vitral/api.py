@@ -1,21 +1,23 @@
-"""The public functions: what one calls from Python, and what every verb of the command line calls."""
+"""The public functions, which the command line calls too."""
 
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, cast
 
 from vitral.comparison.compare import Comparison, compare_models
 from vitral.config import (
     CompareConfig,
     ExportFormat,
+    Preset,
     PretrainConfig,
     ProbeKind,
     Probing,
     QuantizeOptions,
     Running,
+    TaskName,
     TrainConfig,
     Writing,
 )
@@ -29,9 +31,11 @@ from vitral.inference.predictor import Predictor
 from vitral.inference.quantize import quantize
 from vitral.models.backbone import Backbone
 from vitral.models.merge import merged
+from vitral.options import CompareDict, PretrainConfigDict, ProbingDict, QuantizeOptionsDict, TrainConfigDict
 from vitral.recipes import layered, list_recipes, read_preset, read_recipe
 from vitral.reporting.html import write_report
 from vitral.reporting.pretrain import PICTURES, draw_progress, write_pretraining_report
+from vitral.signatures import list_options
 from vitral.tasks.method import Method
 from vitral.tasks.open import infer_task
 from vitral.training.finetune import require_weights
@@ -59,30 +63,47 @@ def resolve_config(
     return TrainConfig.from_dict(layered(base, read_preset(preset) if preset else {}, given))
 
 
+@list_options
 def train(
     data: str | Path | Data,
     *,
     out: str | Path,
-    task: str | None = None,
-    preset: str | None = None,
+    task: TaskName | None = None,
+    preset: Preset | None = None,
     resume: bool = False,
     quiet: bool = False,
     command: str = "",
-    **options: Any,
+    **options: Unpack[TrainConfigDict],
 ) -> Run:
-    """Train a model and write its run directory `out`; `options` are fields of `vitral.config.TrainConfig`.
+    """Train a model and write its run directory.
 
-    `vitral.train("digits", out="runs/digits", epochs=20)`. `data` is a name or path, or what `open_data` gave; `task`
-    is one of `vitral.config.TaskName`, by default what the data are for. `preset`, one of `vitral.config.Preset`, is a
-    way to fine-tune the weights that `model` names; its options go under those given.
+    Args:
+        data: Name or path of a data set, or a `Data` that `open_data` returned.
+        out: Run directory to write.
+        task: One of `vitral.config.TaskName`; inferred from the data by default.
+        preset: One of `vitral.config.Preset`: how to fine-tune the weights that `model` names. `options` override it.
+        resume: Continue the run in `out` from its newest checkpoint; start one if there is none.
+        quiet: Print nothing.
+        command: The command line, for the record in the run.
+        options: Fields of `vitral.config.TrainConfig`.
+
+    Returns:
+        The finished run, with its metrics.
+
+    Raises:
+        VitralError: An option, the data or the run directory cannot be used.
+
+    Example:
+        >>> run = vitral.train("digits", out="runs/digits", epochs=20)
     """
     resumed = run_to_resume(Path(out), resume)
     if task is None and resumed is not None:
-        task = resumed.task
+        task = cast(TaskName, resumed.task)
     opened = data if isinstance(data, Data) else open_data(data, task=task)
     config = resolve_config(opened, options, task, preset, resumed)
-    told = {"task": task, "preset": preset, "resume": resume, "quiet": quiet, "command": command}
-    return train_and_report(opened, config, Path(out), **told)
+    return train_and_report(
+        opened, config, Path(out), task=task, preset=preset, resume=resume, quiet=quiet, command=command
+    )
 
 
 def run_to_resume(out: Path, resume: bool, pretraining: bool = False) -> RunConfig | None:
@@ -95,7 +116,7 @@ def train_and_report(
     data: Data, config: TrainConfig, out: Path, *, task: str | None, preset: str | None, resume: bool, quiet: bool,
     command: str,
 ) -> Run:  # fmt: skip
-    """Training, then the report."""
+    """Train, then write the report."""
     if preset is not None:
         require_weights(config.model, f"--preset {preset}")
 
@@ -118,6 +139,7 @@ def resolve_pretraining(data: Data, given: Mapping[str, Any], resumed: RunConfig
     return PretrainConfig.from_dict(layered({"method": method}, *recipes, given))
 
 
+@list_options
 def pretrain(
     data: str | Path | Data,
     *,
@@ -126,12 +148,28 @@ def pretrain(
     resume: bool = False,
     quiet: bool = False,
     command: str = "",
-    **options: Any,
+    **options: Unpack[PretrainConfigDict],
 ) -> Run:
-    """Let a model learn from images without their labels; `options` are fields of `vitral.config.PretrainConfig`.
+    """Pretrain a model on images without their labels, and write its run directory.
 
-    `vitral.pretrain("photos/", method="dino", out="runs/dino")`. `labelled` are data with class labels, on which the
-    k-NN accuracy is watched; by default the labels of `data`, if they have any.
+    Args:
+        data: Name or path of a data set or a folder of images, or a `Data` that `open_images` returned.
+        out: Run directory to write.
+        labelled: Data with class labels, for the k-NN accuracy during training; by default the labels of `data`, if
+            there are any.
+        resume: Continue the run in `out` from its newest checkpoint; start one if there is none.
+        quiet: Print nothing.
+        command: The command line, for the record in the run.
+        options: Fields of `vitral.config.PretrainConfig`.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        VitralError: An option, the data or the run directory cannot be used.
+
+    Example:
+        >>> run = vitral.pretrain("photos/", method="dino", out="runs/dino")
     """
     opened = data if isinstance(data, Data) else open_images(data)
     watched = open_data(labelled) if isinstance(labelled, str | Path) else labelled
@@ -142,7 +180,7 @@ def pretrain(
 def pretrain_and_report(
     data: Data, labelled: Data | None, config: PretrainConfig, out: Path, *, resume: bool, quiet: bool, command: str
 ) -> Run:
-    """Learning without labels, watched, then the report."""
+    """Pretrain with health signals, then write the report."""
     data = data.with_splits(config.val_fraction, 0.0, config.split_seed)
     health = Health(data, labelled and labelled.with_splits(QUERIES, 0.0, seed=0), config)
 
@@ -157,15 +195,33 @@ def pretrain_and_report(
     )  # fmt: skip
 
 
+@list_options
 def compare(
     data: str | Path | Data, *, models: Sequence[str], out: str | Path, quiet: bool = False, command: str = "",
-    **options: Any,
+    **options: Unpack[CompareDict],
 ) -> Comparison:  # fmt: skip
     """Train models on growing shares of the same data with the same budget, measure them, and write a report.
 
-    `vitral.compare("digits", models=["vit_nano_patch2_8", "vit_nano_conv_patch2_8"], out="runs/two", max_minutes=1)`.
-    `options` are fields of `vitral.config.CompareConfig` (`fractions`, `seeds`, ...) and of `TrainConfig`, the recipe
-    that all models share. A comparison that was stopped goes on when it is called again.
+    An interrupted comparison continues when it is called again.
+
+    Args:
+        data: Name or path of a data set, or a `Data` that `open_data` returned.
+        models: Names of models.
+        out: Folder to write.
+        quiet: Print nothing.
+        command: The command line, for the record in the results.
+        options: Fields of `vitral.config.CompareConfig` (`fractions`, `seeds`, ...) and of `TrainConfig`, which all
+            models share.
+
+    Returns:
+        The results; they are also in `results.json` and `report.html`.
+
+    Raises:
+        VitralError: An option, the data or the folder cannot be used.
+
+    Example:
+        >>> models = ["vit_nano_patch2_8", "vit_nano_conv_patch2_8"]
+        >>> vitral.compare("digits", models=models, out="runs/two", max_minutes=1)
     """
     opened = data if isinstance(data, Data) else open_data(data, task="classify")
     own = {f.name for f in fields(CompareConfig)}
@@ -177,7 +233,7 @@ def compare(
 def compare_and_report(
     data: Data, compare: CompareConfig, train: TrainConfig, out: Path, *, quiet: bool, command: str
 ) -> Comparison:
-    """The comparison; what it says goes to stderr."""
+    """Compare, with messages on stderr."""
 
     def say(text: str) -> None:
         if not quiet:
@@ -210,6 +266,12 @@ def evaluate(
 
     Returns:
         The metrics of the task, with `data`, `split`, `summary` and `notes`.
+
+    Raises:
+        VitralError: The model or the data cannot be used.
+
+    Example:
+        >>> vitral.evaluate("runs/digits", "digits")["accuracy"]
     """
     if not isinstance(source, Predictor):
         source = Predictor(source, writing=writing, **(running or Running()).to_dict())
@@ -217,6 +279,7 @@ def evaluate(
     return evaluate_run(source, opened, split, strict)
 
 
+@list_options
 def export(
     source: str | os.PathLike[str] | AnyModel | Predictor,
     path: str | Path,
@@ -226,30 +289,45 @@ def export(
     dynamic_size: bool = False,
     int8: bool = False,
     data: str | Path | Data | None = None,
-    **options: Any,
+    **options: Unpack[QuantizeOptionsDict],
 ) -> Exported:
-    """Write a model as one file that runs without vitral, and verify it: "onnx", "openvino" or "pt2".
+    """Write a model as one file that runs without vitral, and verify it.
 
-    `vitral.export("runs/digits", "digits.onnx")`; `vitral.Predictor("digits.onnx")` then gives the answers of the run.
-    A "pt2" file runs in torch (docs/export.md); vitral does not open it. The suffix of the path determines the format
-    if it is not given. `merge` puts token merging into the file (`vitral.models.merge`): faster, with nearly the same
-    answers. With `dynamic_size` it takes images of any size that is a multiple of the patch size. `int8` makes it
-    smaller and, on processors with such instructions, faster: `data` is then labelled data for calibration and
-    evaluation, and `options` are fields of `vitral.config.QuantizeOptions`.
+    Args:
+        source: A run, a file of weights, a model, or a `Predictor`.
+        path: File to write. `vitral.Predictor` opens ONNX and OpenVINO files; a "pt2" file runs in torch
+            (docs/export.md), and vitral does not open it.
+        format: "onnx", "openvino" or "pt2"; by default from the suffix of `path`.
+        merge: Token merging in the file (`vitral.models.merge`): faster, with nearly the same answers.
+        dynamic_size: Accept images of any size that is a multiple of the patch size.
+        int8: Quantize: smaller, and faster on processors with int8 instructions.
+        data: Labelled data to calibrate and evaluate an int8 model with.
+        options: Fields of `vitral.config.QuantizeOptions`, for int8.
+
+    Returns:
+        What was written, and how far its answers differ from those of the model.
+
+    Raises:
+        VitralError: The model cannot be exported in this way.
+
+    Example:
+        >>> vitral.export("runs/digits", "digits.onnx")
     """
     path = Path(path)
     format = format_of(path, format)
     predictor = source if isinstance(source, Predictor) else Predictor(source)
     name = Path(source).name if isinstance(source, str | os.PathLike) else type(predictor.model).__name__
     if int8 and is_of_text(predictor.model):
-        raise ConfigError("int8 is for models of images, and this one reads or writes text; leave int8 out.")
+        raise ConfigError("int8 is for models of images, and this one reads or writes text; omit int8.")
     if merge:
         predictor = predictor.with_model(merged(predictor.model, merge))
     if int8 != (data is not None):
-        raise ConfigError("int8 needs data to calibrate and judge by, and data are for int8: give both or neither.")
+        raise ConfigError(
+            "int8 needs data for calibration and evaluation, and data are only for int8: give both or neither."
+        )
     if data is not None:
         if dynamic_size:
-            raise ConfigError("int8 is calibrated for images of one size; leave int8 or dynamic_size out.")
+            raise ConfigError("int8 is calibrated for images of one size; omit int8 or dynamic_size.")
         opened = data if isinstance(data, Data) else open_data(data, task=predictor.task.name)
         return quantize(predictor, opened, name, path, format, QuantizeOptions.from_dict(options))
     document = describe(predictor.model, predictor.task, predictor.inputs, name)
@@ -257,6 +335,7 @@ def export(
     return write_export(predictor.model, preprocess, document, path, format, dynamic_size)
 
 
+@list_options
 def probe(
     source: str | os.PathLike[str] | Backbone,
     data: str | Path | Data,
@@ -264,13 +343,27 @@ def probe(
     *,
     split: str | None = None,
     seed: int = 0,
-    **options: Any,
+    **options: Unpack[ProbingDict],
 ) -> dict[str, Any]:
-    """What frozen features know of the classes: by their nearest neighbours ("knn") or a linear layer ("linear").
+    """Classify frozen features by their nearest neighbours ("knn") or by a linear layer ("linear").
 
-    `vitral.probe("runs/digits", "digits")`. `source` is a ViT, a run, a file of weights, hf-hub:owner/name, a named
-    model with fresh weights from `seed`, or "pixels", the images themselves; `options` are fields of
-    `vitral.config.Probing`.
+    Args:
+        source: A model, a run, a file of weights, hf-hub:owner/name, the name of a model with random weights, or
+            "pixels", the images themselves.
+        data: Name or path of a data set with class labels, or a `Data` that `open_data` returned.
+        kind: "knn" or "linear".
+        split: Split to evaluate; by default test, or else validation.
+        seed: Seed of random weights.
+        options: Fields of `vitral.config.Probing`.
+
+    Returns:
+        Accuracy with its interval, and the settings of the probe.
+
+    Raises:
+        VitralError: An option, the model or the data cannot be used.
+
+    Example:
+        >>> vitral.probe("runs/digits", "digits")["accuracy"]
     """
     opened = data if isinstance(data, Data) else open_data(data, task="classify")
     source = source if isinstance(source, Backbone) else os.fspath(source)

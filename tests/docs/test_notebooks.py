@@ -16,7 +16,19 @@ EXPECTED = {
         5,
         ("sum to 1.0000", "written: Ti amo molto <EOS>", "Molte grazie", "[7] words, the decoder [1, 1, 1, 1]"),
     ),
+    "results_in_a_notebook": (1, ("['class', 'images', 'recall', 'precision', 'f1']", "8 images in the index")),
     "dino_attention": (7, ("large crops (4, 2, 1, 24, 24)", "rows sum to 1.0000 .. 1.0000", "k-NN by trained")),
+}
+# Tables and pictures that are displayed as HTML, by a word in each, in order.
+DISPLAYED = {
+    "results_in_a_notebook": (
+        "digits-run/report.html",
+        "VisionTransformer with",
+        "digits-images/0.png",
+        "digits-images/7.png",
+        "8 images",
+        "<figcaption>1.000 0.png",
+    )
 }
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.py"))
 
@@ -59,3 +71,13 @@ def test_a_notebook_runs_as_a_notebook(path, tmp_path):
     nbclient.NotebookClient(notebook, timeout=1800, resources={"metadata": {"path": str(tmp_path)}}).execute()
     pictures = [o for c in notebook.cells for o in c.get("outputs", []) if "image/png" in o.get("data", {})]
     assert len(pictures) == EXPECTED[path.stem][0]
+    if path.stem in DISPLAYED:
+        shown = [
+            o.data["text/html"]
+            for c in notebook.cells
+            for o in c.get("outputs", [])
+            if "text/html" in o.get("data", {})
+        ]
+        assert len(shown) == len(DISPLAYED[path.stem])
+        for source, word in zip(shown, DISPLAYED[path.stem], strict=True):
+            assert word in source

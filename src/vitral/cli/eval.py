@@ -86,8 +86,10 @@ def run(options: Options) -> None:
 
 
 def _print_metrics(source: str, metrics: dict[str, Any], what: str) -> None:
+    from vitral.tasks.metrics import grouped
+
     title = f"{source} on {metrics['data']}, {metrics['split']} split, {metrics['images']:,} {what}"
-    rows = next((metrics[key] for key in ("by_class", "by_label", "by_target", "by_length") if key in metrics), {})
+    _, rows = grouped(metrics)
     if not rows:
         print(title)
         print(metrics["summary"])

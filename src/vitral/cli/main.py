@@ -38,6 +38,7 @@ VERBS = {
     "bench": ("vitral.cli.bench", "how fast a model is here, by engine, beside other libraries if asked"),
     "models": ("vitral.cli.models", "list the named models with their size and cost"),
     "cost": ("vitral.cli.cost", "what a model costs: tokens, parameters, multiply-adds, memory"),
+    "doctor": ("vitral.cli.doctor", "describe this installation and its speed, for bug reports"),
 }
 
 EXAMPLES = """\

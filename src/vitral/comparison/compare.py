@@ -1,5 +1,6 @@
-"""The whole comparison: plan, runs, verdict, measures, report."""
+"""A complete comparison: plan, runs, verdict, measures, report."""
 
+import html
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -13,18 +14,32 @@ from vitral.comparison.report import write_comparison
 from vitral.comparison.verdict import judge, summarize
 from vitral.config import CompareConfig, TrainConfig
 from vitral.data.sources.base import Data
+from vitral.display import Table, Tabular, html_table, short
 from vitral.training.session import provenance
 from vitral.weights.atomic import write_atomically
 
 RESULTS = "results.json"
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A finished comparison: where it lies, and what `results.json` holds."""
+@dataclass(frozen=True, repr=False)
+class Comparison(Tabular):
+    """A finished comparison: its folder, and the content of `results.json`."""
 
     path: Path
     results: dict[str, Any]
+
+    def __repr__(self) -> str:
+        verdict = self.results["verdicts"][-1]["sentence"] if self.results["verdicts"] else "no verdict"
+        return f"Comparison({str(self.path)!r}: {short(verdict)})"
+
+    def table(self) -> Table:
+        """One row per model and share of the training images, over the seeds."""
+        rows = self.results["summary"]
+        return list(rows[0]) if rows else (), [list(row.values()) for row in rows]
+
+    def _repr_html_(self) -> str:
+        sentences = "".join(f"<p>{html.escape(verdict['sentence'])}</p>" for verdict in self.results["verdicts"])
+        return sentences + html_table(*self.table(), caption=f"Comparison {self.path}")
 
 
 def compare_models(

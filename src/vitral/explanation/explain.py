@@ -1,5 +1,6 @@
 """`explain`: from a model and an image to maps of what the model uses, to draw, save and score."""
 
+import io
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from vitral.data.images import AtLeast, read_image
 from vitral.data.inputs import ImageInputs, ImageLike
 from vitral.data.targets import View
 from vitral.data.transforms import eval_view, normalize, resize
+from vitral.display import short
 from vitral.errors import InputError, unknown_name
 from vitral.explanation import relevance
 from vitral.explanation.attention import FUSIONS, Recorder, patch_token, to_maps
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
     """Maps over the patches of one image, with everything needed to draw them."""
 
@@ -80,6 +82,16 @@ class Explanation:
     """Name of the image."""
     source: str = ""
     """Name of the model."""
+
+    def __repr__(self) -> str:
+        G_h, G_w = self.grid
+        named = f"{self.name!r}, " if self.name else ""
+        return f"Explanation({named}{short(self.caption)}: {len(self.titles)} maps of {G_h}x{G_w} patches)"
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.figure().savefig(buffer, format="png", bbox_inches="tight")
+        return buffer.getvalue()
 
     @property
     def grid(self) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The one way from images and texts to answers, for library, command line and server alike."""
+"""From images and texts to answers, for library, command line and server."""
 
 import os
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -30,6 +30,7 @@ from vitral.data.inputs import ImageInputs, ImageLike, Inputs
 from vitral.data.sources.folder import list_images
 from vitral.data.targets import View
 from vitral.data.transforms import eval_view
+from vitral.display import html_facts
 from vitral.errors import CheckpointError, ConfigError, ImageError, InputError, VitralError
 from vitral.inference.choose import choose_engine, open_engine, usual_engine
 from vitral.inference.engines import Document, Engine, FileEngine, Packed, is_exported
@@ -44,7 +45,7 @@ from vitral.models.segmenter import Segmenter
 from vitral.models.seq2seq import Seq2Seq, TextDecoder, TextEncoder
 from vitral.models.vit import VisionTransformer
 from vitral.schema import conform
-from vitral.tasks.base import Answer, Frame, Task, map_tensors
+from vitral.tasks.base import Answer, Answers, Frame, Task, map_tensors
 from vitral.tasks.classify import Classify
 from vitral.tasks.detect import Detect
 from vitral.tasks.open import load_inputs, load_task
@@ -54,10 +55,13 @@ from vitral.training.precision import resolve_device
 from vitral.weights.load import load_model
 from vitral.weights.rundir import PRETRAIN, AnyModel, Described, is_run, read_run_config
 
+MOST_LABELS = 30
+"""Labels that a notebook shows of a predictor."""
+
 
 @dataclass(frozen=True)
 class Ready:
-    """One input as the model is fed it, with what is known of it."""
+    """One input, prepared for the model, with its frame."""
 
     frame: Frame
     x: Tensor
@@ -127,13 +131,35 @@ class Predictor:
         self.workers = workers if self.inputs.what == "image" else 0
         self.labels = self.task.labels
 
+    def __repr__(self) -> str:
+        facts = self._facts()
+        shown = ", ".join(str(facts[name]) for name in ("task", "model", "inputs", "engine"))
+        return f"Predictor({f'{self.source!r}: ' if self.source else ''}{shown})"
+
+    def _repr_html_(self) -> str:
+        labels = ", ".join(self.labels[:MOST_LABELS]) + ", ..." * (len(self.labels) > MOST_LABELS)
+        return html_facts(f"Predictor {self.source}".strip(), {**self._facts(), "labels": labels})
+
+    def _facts(self) -> dict[str, object]:
+        """What it is made of, in words."""
+        task = f"{self.task.name} ({len(self.labels)} labels)" if self.labels else self.task.name
+        if self._model is None:
+            model = "exported file"
+        else:
+            parameters = sum(p.numel() for p in self._model.parameters())
+            model = f"{type(self._model).__name__} with {parameters:,} parameters"
+        engine = f"{self.engine} engine on {self.device}"
+        return {"task": task, "model": model, "inputs": self.inputs.size, "engine": engine, "batch": self.batch_size}
+
     @property
     def model(self) -> AnyModel:
-        """The model itself; an exported file has none to look into."""
+        """The model; an exported file has none.
+
+        Raises:
+            InputError: The source is an exported file.
+        """
         if self._model is None:
-            raise InputError(
-                "an exported file gives answers alone; for this, give the run or the weights it came from."
-            )
+            raise InputError("an exported file only gives answers; use the run or the weights it was exported from.")
         return self._model
 
     @property
@@ -196,9 +222,24 @@ class Predictor:
             raise InputError("a model that writes gives texts, one token after the other, and no logits of them.")
         return self.outputs(x)
 
-    def predict(self, inputs: ImageLike | Sequence[ImageLike], top_k: int = TOP_K) -> list[Any]:
-        """Answers for one image, several, or a folder, or for texts; one that cannot be read raises."""
-        answers = list(self.stream(self._expand(inputs), top_k))
+    def predict(self, inputs: ImageLike | Sequence[ImageLike], top_k: int = TOP_K) -> Answers:
+        """Predict for one input or several.
+
+        Args:
+            inputs: An image, several, or a folder of them; for a model that reads text, a text or several.
+            top_k: Labels of each answer, for tasks that rank labels.
+
+        Returns:
+            A list with an answer for each input, in order; `to_pandas` gives it as one table.
+
+        Raises:
+            ImageError: An image cannot be read (InputError for a text); `stream` continues after such an input.
+
+        Example:
+            >>> Predictor("runs/digits").predict("image.png")[0].labels[0]
+            'seven'
+        """
+        answers = Answers(self.stream(self._expand(inputs), top_k))
         for answer in answers:
             if answer.error:
                 raise self._unreadable(answer.error)

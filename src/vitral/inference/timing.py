@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitral.inference.hardware import processor
 from vitral.inference.memory import give_freed_memory_back
 from vitral.nn.packed import PackedLinear, can_pack
 
@@ -79,16 +80,8 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "processor": _processor(),
+        "processor": processor(),
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(": ")[2] for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
 
 
 def multiply_adds(model: Callable[[Tensor], Any], shape: tuple[int, int, int]) -> int:

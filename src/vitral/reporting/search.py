@@ -1,25 +1,22 @@
-"""A page of what a search found: each query with its neighbours, or groups of near copies."""
+"""Pages of search results: each query with its neighbours, or groups of near copies."""
 
 import html
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitral.data.images import small_picture
-from vitral.errors import ImageError
+from vitral.display import png_url, thumbnail
 from vitral.reporting.html import page, section
-from vitral.reporting.sections import png_url
 from vitral.retrieval.index import Index, Match
 from vitral.weights.atomic import write_atomically
 
 SIDE = 160
-"""Of the pictures in the page."""
+"""Largest side of a picture in the page, in pixels."""
 MOST = 200
 """Queries or groups that a page shows."""
 
 
 def write_results(path: Path, index: Index, found: Sequence[tuple[str, Sequence[Match]]]) -> None:
-    """Each query, and under it what lies nearest."""
+    """Write each query with its nearest items."""
     images = index.manifest.what == "image"
     parts = []
     for query, matches in found[:MOST]:
@@ -31,7 +28,7 @@ def write_results(path: Path, index: Index, found: Sequence[tuple[str, Sequence[
 
 
 def write_duplicates(path: Path, index: Index, groups: Sequence[Sequence[str]], least: float) -> None:
-    """Groups of items that are nearly the same."""
+    """Write groups of items that are nearly the same."""
     images = index.manifest.what == "image"
     parts = [
         section(f"{len(group)} alike", _row("".join(_item(name, "", images) for name in group), images), wide=True)
@@ -55,15 +52,6 @@ def _item(name: str, said: str, image: bool) -> str:
     if not image:
         return f"<tr><td>{html.escape(name)}</td><td>{html.escape(said)}</td></tr>"
     caption = html.escape(" ".join(filter(None, [said, Path(name).name])))
-    png = _thumbnail(name)
+    png = thumbnail(name, SIDE)
     picture = f'<img src="{png_url(png)}" alt="{caption}">' if png else "cannot be read now"
     return f'<figure title="{html.escape(name)}">{picture}<figcaption>{caption}</figcaption></figure>'
-
-
-def _thumbnail(name: str) -> bytes | None:
-    buffer = io.BytesIO()
-    try:
-        small_picture(name, SIDE).save(buffer, "PNG")
-    except ImageError:
-        return None
-    return buffer.getvalue()

@@ -1,6 +1,5 @@
 """What a report shows of each task: tables, charts, and pictures of answers beside the truth."""
 
-import base64
 import html
 import io
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from vitral.data.images import AtLeast
 from vitral.data.sources.base import Data
 from vitral.data.targets import Boxes, View
 from vitral.data.transforms import normalize
+from vitral.display import as_png, png_url
 from vitral.errors import CheckpointError
 from vitral.explanation.explain import explain
 from vitral.explanation.faithfulness import curves
@@ -314,11 +314,6 @@ def figure_tag(png: bytes, about: str) -> str:
     return f'<img class="figure" src="{png_url(png)}" alt="{html.escape(about)}">'
 
 
-def png_url(png: bytes) -> str:
-    """A picture inside a page."""
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
-
-
 def _texts(rows: Sequence[Sequence[str]]) -> str:
     """What was read, what was written, and what should have been."""
     body = "".join(
@@ -481,6 +476,4 @@ def _picture(pixels: Tensor) -> str:
 
 def _datapng_url(image: Image.Image, side: int = 112) -> str:
     image.thumbnail((side, side))
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return png_url(buffer.getvalue())
+    return png_url(as_png(image))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -17,13 +17,16 @@ from torch import Tensor
 from vitral.config import Indexing, NearestKind
 from vitral.data.inputs import ImageLike
 from vitral.data.sources.folder import list_images
+from vitral.display import MOST_LINES, MOST_ROWS, Table, Tabular, gallery_html, html_facts, short, short_list
 from vitral.errors import CheckpointError, DataError, InputError, VitralError
 from vitral.inference.cache import digest_weights
 from vitral.inference.predictor import Predictor
+from vitral.options import IndexingDict
 from vitral.retrieval.folder import Folder
 from vitral.retrieval.nearest import near_groups
 from vitral.retrieval.postgres import Postgres, is_address
 from vitral.retrieval.store import Embedding, Item, Manifest, Rows, Store
+from vitral.signatures import list_options
 from vitral.weights.pretrained import is_pretrained
 
 LARGE = 500_000
@@ -32,7 +35,7 @@ LARGE = 500_000
 WHERE = "say where it is now: --model of vitral search, --index-model of vitral serve, or source=... from Python."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Match:
     """One neighbour of a query."""
 
@@ -41,16 +44,50 @@ class Match:
     score: float
     """The cosine: 1 for the same direction."""
     item: str
-    """The path below the folder that was indexed, or the text: what can be told to others."""
+    """The path below the folder that was indexed, or the text; unlike `name` it does not reveal the folder."""
+
+    def __repr__(self) -> str:
+        return f"Match({short(self.item)!r}, {self.score:.4f})"
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""
         return {"name": self.name, "score": round(self.score, 6)}
 
 
+class Matches(list[Match], Tabular):
+    """The neighbours of one query, the nearest first: a list, and a table."""
+
+    def __repr__(self) -> str:
+        return short_list(self)
+
+    def table(self) -> Table:
+        """Name and score of each."""
+        return ("name", "score"), [[match.name, match.score] for match in self]
+
+    def _repr_html_(self) -> str:
+        if not all(os.path.isfile(match.name) for match in self):
+            return super()._repr_html_()
+        return gallery_html((match.name, f"{match.score:.3f} {Path(match.name).name}") for match in self[:MOST_ROWS])
+
+
+class SearchResults(list[Matches], Tabular):
+    """The neighbours of several queries, in the order of the queries: a list of lists, and one table."""
+
+    def __repr__(self) -> str:
+        return short_list(self)
+
+    def table(self) -> Table:
+        """Number of the query, name and score of each neighbour."""
+        columns, _ = Matches().table()
+        return ("query", *columns), [[i, *row] for i, matches in enumerate(self) for row in matches.table()[1]]
+
+    def _repr_html_(self) -> str:
+        return "".join(f"<p>query {i}</p>{matches._repr_html_()}" for i, matches in enumerate(self[:MOST_LINES]))
+
+
 @dataclass(frozen=True)
 class Change:
-    """What building or bringing up to date did."""
+    """Result of building or updating an index."""
 
     added: int
     kept: int
@@ -76,10 +113,28 @@ class Index:
     def __len__(self) -> int:
         return len(self.store)
 
+    def __repr__(self) -> str:
+        return f"Index({self.place!r}: {', '.join(map(str, self._facts().values()))})"
+
+    def _repr_html_(self) -> str:
+        return html_facts(
+            f"Index {self.place}", {**self._facts(), "model": self.source, "folder": self.manifest.folder}
+        )
+
+    def _facts(self) -> dict[str, object]:
+        """What it holds, in words."""
+        return {
+            "items": f"{len(self):,} {self.manifest.what}s",
+            "vectors": f"{self.manifest.embedding.width} numbers each",
+            "search": f"{self.manifest.nearest} search",
+        }
+
     @classmethod
+    @list_options
     def build(
         cls, source: str | os.PathLike[str] | Predictor, folder: str | Path, out: str | Path, *,
-        watch: Callable[[Iterable[Any], int], Iterable[Any]] = lambda steps, total: steps, **options: Any,
+        watch: Callable[[Iterable[Any], int], Iterable[Any]] = lambda steps, total: steps,
+        **options: Unpack[IndexingDict],
     ) -> tuple["Index", Change]:  # fmt: skip
         """Make an index, or bring one up to date: only files that are new or changed are looked at.
 
@@ -140,28 +195,44 @@ class Index:
         """(n, D), each of length 1."""
         return self.rows.vectors
 
-    def search(self, query: ImageLike | Sequence[ImageLike], top_k: int = 10) -> list[list[Match]]:
-        """The `top_k` nearest of an image or text, of several, or of every image in a folder: a list for each."""
+    def search(self, query: ImageLike | Sequence[ImageLike], top_k: int = 10) -> SearchResults:
+        """Find the items most similar to a query.
+
+        Args:
+            query: An image or text, several, or a folder of images.
+            top_k: Neighbours of each query.
+
+        Returns:
+            A list of matches for each query, the nearest first; `to_pandas` gives all of them as one table.
+
+        Raises:
+            VitralError: A query cannot be read, or the model of the index cannot be loaded.
+
+        Example:
+            >>> Index("photos.index").search("photo.jpg", top_k=3)[0]
+        """
         return self.search_vectors(self.predictor.embed(query), top_k)
 
-    def search_each(self, queries: Iterable[ImageLike], top_k: int = 10) -> list[tuple[list[Match], str]]:
-        """The same for any number of images or texts; one that cannot be read has no neighbours, and an error."""
+    def search_each(self, queries: Iterable[ImageLike], top_k: int = 10) -> list[tuple[Matches, str]]:
+        """Search for any number of images or texts; one that cannot be read has no neighbours, and an error."""
         rows = list(self.predictor.embed_each(queries))
         read = [row for row, _ in rows if row is not None]
         found = iter(self.search_vectors(torch.stack(read), top_k) if read else [])
-        return [([], error) if row is None else (next(found), "") for row, error in rows]
+        return [(Matches(), error) if row is None else (next(found), "") for row, error in rows]
 
-    def search_vectors(self, vectors: Tensor, top_k: int = 10) -> list[list[Match]]:
-        """The nearest of vectors (m, D) that the same model gave, of any length."""
+    def search_vectors(self, vectors: Tensor, top_k: int = 10) -> SearchResults:
+        """Find the items nearest to vectors (m, D) of the same model, of any length."""
         D, vectors = self.manifest.embedding.width, torch.as_tensor(vectors)
         if top_k < 1:
             raise InputError(f"top_k must be at least 1, got {top_k}.")
         if vectors.ndim != 2 or vectors.shape[1] != D:
             raise InputError(f"queries must be (m, {D}), got {tuple(vectors.shape)}.")
         if not len(vectors):
-            return []
+            return SearchResults()
         found = self.store.search(F.normalize(vectors.float(), dim=1), top_k)
-        return [[Match(self._name(item), min(score, 1.0), item.name) for score, item in some] for some in found]
+        return SearchResults(
+            Matches(Match(self._name(item), min(score, 1.0), item.name) for score, item in some) for some in found
+        )
 
     def duplicates(self, least: float) -> list[list[str]]:
         """Groups of items that hang together by cosines of at least `least`, the largest group first."""

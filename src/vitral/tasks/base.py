@@ -1,6 +1,6 @@
 """What a task is to the loop, the predictor and the report: none of them knows any task by name."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from vitral.data.noise import Noise
 from vitral.data.sources.base import Data
 from vitral.data.targets import Targets, View
 from vitral.data.tokenizer import Tokenizer, tokenizer_from_dict
+from vitral.display import Table, Tabular, drawn_html, html_table, short, short_list
 from vitral.models.backbone import Backbone
 from vitral.tasks.objective import Objective
 from vitral.weights.rundir import Described, naming
@@ -56,17 +57,32 @@ class Frame:
     """What one should know about how it was read."""
 
 
-@dataclass(frozen=True)
-class Answer(ABC):
-    """The answer for one image, or why there is none."""
+@dataclass(frozen=True, repr=False)
+class Answer(Tabular):
+    """The answer for one image or text, or the reason why there is none."""
 
     name: str
     error: str = ""
     note: str = field(default="", kw_only=True)
-    """What one should know about the answer."""
+    """A remark on the answer, for the user."""
 
     columns: ClassVar[tuple[str, ...]] = ()
-    """Columns of a table of answers, between the image's name and the error."""
+    """Columns of a table of answers, after the name of the input."""
+    formats: ClassVar[tuple[str, ...]] = ()
+    """How a value of each column is written, as of `format`."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}: {short(self.error or self.text())})"
+
+    def _repr_html_(self) -> str:
+        if self.error:
+            return html_table(("name", "error"), [(self.name, self.error)])
+        return drawn_html(self.name, self.draw) + html_table(self.columns, self.records(), short(self.name))
+
+    def table(self) -> Table:
+        """The name of the input and the values; one row without values if there is an error."""
+        rows = [] if self.error else self.records()
+        return ("name", *self.columns), [[self.name, *row] for row in rows or [[None] * len(self.columns)]]
 
     def to_dict(self, what: str = "image") -> dict[str, Any]:
         """As plain values; `what` is the word for what was fed."""
@@ -79,7 +95,7 @@ class Answer(ABC):
         """The answer itself as plain values."""
 
     def cut(self, top_k: int) -> Self:
-        """The same with its `top_k` likeliest labels alone, where there are some to choose from."""
+        """The same with only its `top_k` likeliest labels, if the answer is a ranking of labels."""
         return self
 
     @abstractmethod
@@ -87,16 +103,41 @@ class Answer(ABC):
         """The answer in a line."""
 
     @abstractmethod
+    def records(self) -> list[list[Any]]:
+        """The answer as rows of plain values, under `columns`."""
+
     def rows(self) -> list[list[str]]:
-        """The answer as rows of a table, under `columns`."""
+        """The same as text, in the formats of the columns."""
+        return [
+            ["" if value is None else format(value, spec) for value, spec in zip(row, self.formats, strict=True)]
+            for row in self.records()
+        ]
 
     @abstractmethod
     def draw(self, image: Image.Image) -> Image.Image:
         """The image with the answer on it."""
 
     def pictures(self, image: Image.Image) -> dict[str, Image.Image]:
-        """What to keep of the answer as pictures, by the ends of their names."""
+        """Pictures to write of the answer, by the ends of their names."""
         return {".png": self.draw(image)}
+
+
+class Answers(list[Any], Tabular):
+    """Answers for several inputs: a list, and one table."""
+
+    FEW: ClassVar[int] = 6
+    """Answers that a notebook shows one by one, with their pictures; of more it shows the table."""
+
+    def __repr__(self) -> str:
+        return short_list(self)
+
+    def table(self) -> Table:
+        """The rows of all answers."""
+        tables = [answer.table() for answer in self]
+        return tables[0][0] if tables else ("name",), [row for _, rows in tables for row in rows]
+
+    def _repr_html_(self) -> str:
+        return "".join(answer._repr_html_() for answer in self) if len(self) <= self.FEW else super()._repr_html_()
 
 
 class Task(Objective):

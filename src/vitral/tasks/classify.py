@@ -19,7 +19,7 @@ from vitral.tasks.metrics import Classified, classification_metrics
 from vitral.weights.rundir import Described
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Prediction(Answer):
     """The likeliest labels of an image with their probabilities."""
 
@@ -27,6 +27,7 @@ class Prediction(Answer):
     probabilities: list[float] = field(default_factory=list)
 
     columns: ClassVar[tuple[str, ...]] = ("label", "probability")
+    formats: ClassVar[tuple[str, ...]] = ("", ".6f")
 
     def content(self) -> dict[str, Any]:
         """Labels with probabilities, the likeliest first."""
@@ -34,16 +35,16 @@ class Prediction(Answer):
         return {"predictions": [{"label": k, "probability": round(p, 6)} for k, p in pairs]}
 
     def cut(self, top_k: int) -> Self:
-        """The same with its `top_k` likeliest labels alone."""
+        """The same with only its `top_k` likeliest labels."""
         return replace(self, labels=self.labels[:top_k], probabilities=self.probabilities[:top_k])
 
     def text(self) -> str:
         """Labels with percentages."""
         return "  ".join(f"{k} {100 * p:.1f} %" for k, p in zip(self.labels, self.probabilities, strict=True))
 
-    def rows(self) -> list[list[str]]:
-        """One row a label."""
-        return [[k, f"{p:.6f}"] for k, p in zip(self.labels, self.probabilities, strict=True)]
+    def records(self) -> list[list[Any]]:
+        """One row per label."""
+        return [[k, p] for k, p in zip(self.labels, self.probabilities, strict=True)]
 
     def draw(self, image: Image.Image) -> Image.Image:
         """The image with its labels below."""

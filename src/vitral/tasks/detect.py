@@ -38,7 +38,7 @@ KEPT = 100
 """Boxes kept of an image for the metrics, as COCO's evaluation does."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Objects(Answer):
     """The objects of an image: labels, scores and boxes x0, y0, x1, y1 in its pixels, the surest first."""
 
@@ -51,6 +51,7 @@ class Objects(Answer):
     """Height and width of the image."""
 
     columns: ClassVar[tuple[str, ...]] = ("label", "score", "x0", "y0", "x1", "y1")
+    formats: ClassVar[tuple[str, ...]] = ("", ".6f", ".2f", ".2f", ".2f", ".2f")
 
     def content(self) -> dict[str, Any]:
         """The image's size, and each object."""
@@ -60,13 +61,11 @@ class Objects(Answer):
 
     def text(self) -> str:
         """Labels with percentages."""
-        told = "  ".join(f"{k} {100 * s:.0f} %" for k, s in zip(self.labels, self.scores, strict=True))
-        return told or "no object"
+        return "  ".join(f"{k} {100 * s:.0f} %" for k, s in zip(self.labels, self.scores, strict=True)) or "no object"
 
-    def rows(self) -> list[list[str]]:
-        """One row an object."""
-        parts = zip(self.labels, self.scores, self.boxes, strict=True)
-        return [[k, f"{s:.6f}", *(f"{v:.2f}" for v in box)] for k, s, box in parts]
+    def records(self) -> list[list[Any]]:
+        """One row per object."""
+        return [[k, s, *box] for k, s, box in zip(self.labels, self.scores, self.boxes, strict=True)]
 
     def draw(self, image: Image.Image) -> Image.Image:
         """The image with its boxes."""

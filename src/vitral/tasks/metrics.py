@@ -1,6 +1,7 @@
 """How good predictions are, with how far the number can be trusted."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, TypedDict
 
 import torch
@@ -31,6 +32,15 @@ class Classified(TypedDict):
     calibration: list[Bin]
     by_class: Table
     confusion: list[list[Count]]
+
+
+GROUPED = {"by_class": "class", "by_label": "label", "by_target": "target", "by_length": "length"}
+"""Tables among the metrics of a task, and what their rows are."""
+
+
+def grouped(metrics: Mapping[str, Any]) -> tuple[str, dict[str, dict[str, Any]]]:
+    """Return what the table among the metrics has a row for, and its rows by name; nothing if there is no table."""
+    return next(((word, metrics[key]) for key, word in GROUPED.items() if key in metrics), ("", {}))
 
 
 def wilson_interval(right: int, total: int, z: float = 1.96) -> tuple[float, float]:

@@ -23,7 +23,7 @@ from vitral.weights.rundir import Described
 GAMMA_ABSENT, GAMMA_PRESENT, MARGIN = 4, 1, 0.05
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Labels(Answer):
     """The labels of an image that are above their thresholds, and every label's probability."""
 
@@ -31,6 +31,7 @@ class Labels(Answer):
     probabilities: dict[str, float] = field(default_factory=dict)
 
     columns: ClassVar[tuple[str, ...]] = ("label", "probability", "present")
+    formats: ClassVar[tuple[str, ...]] = ("", ".6f", "d")
 
     def content(self) -> dict[str, Any]:
         """The labels, and the probabilities of all."""
@@ -40,9 +41,9 @@ class Labels(Answer):
         """The labels with percentages."""
         return "  ".join(f"{k} {100 * self.probabilities[k]:.0f} %" for k in self.labels) or "no label"
 
-    def rows(self) -> list[list[str]]:
-        """One row a label."""
-        return [[k, f"{p:.6f}", str(int(k in self.labels))] for k, p in self.probabilities.items()]
+    def records(self) -> list[list[Any]]:
+        """One row per label."""
+        return [[k, p, k in self.labels] for k, p in self.probabilities.items()]
 
     def draw(self, image: Image.Image) -> Image.Image:
         """The image with its labels below."""

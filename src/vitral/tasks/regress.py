@@ -20,15 +20,16 @@ from vitral.tasks.metrics import Interval, Table
 from vitral.weights.rundir import Described
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Numbers(Answer):
-    """The numbers of an image, in the units of the data, with their deviations where the model tells them."""
+    """The numbers of an image, in the units of the data, with their deviations if the model predicts them."""
 
     names: list[str] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     deviations: list[float] | None = None
 
     columns: ClassVar[tuple[str, ...]] = ("target", "value", "deviation")
+    formats: ClassVar[tuple[str, ...]] = ("", ".6g", ".6g")
 
     def content(self) -> dict[str, Any]:
         """Values by name."""
@@ -46,10 +47,10 @@ class Numbers(Answer):
             return [f"{value:.4g}" for value in self.values]
         return [f"{value:.4g} ± {d:.2g}" for value, d in zip(self.values, self.deviations, strict=True)]
 
-    def rows(self) -> list[list[str]]:
-        """One row a number."""
-        deviations = [""] * len(self.values) if self.deviations is None else [f"{d:.6g}" for d in self.deviations]
-        return [[n, f"{v:.6g}", d] for n, v, d in zip(self.names, self.values, deviations, strict=True)]
+    def records(self) -> list[list[Any]]:
+        """One row per number."""
+        deviations = [None] * len(self.values) if self.deviations is None else self.deviations
+        return [list(row) for row in zip(self.names, self.values, deviations, strict=True)]
 
     def draw(self, image: Image.Image) -> Image.Image:
         """The image with its numbers below."""

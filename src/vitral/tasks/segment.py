@@ -24,7 +24,7 @@ from vitral.tasks.metrics import Table
 from vitral.weights.rundir import Described
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Mask(Answer):
     """The class number of every pixel of an image, (H, W)."""
 
@@ -32,13 +32,14 @@ class Mask(Answer):
     labels: list[str] = field(default_factory=list)
 
     columns: ClassVar[tuple[str, ...]] = ("label", "pixels", "share")
+    formats: ClassVar[tuple[str, ...]] = ("", "d", ".6f")
 
     def _counts(self) -> list[tuple[int, str, int]]:
         counts = np.bincount(self.mask.ravel(), minlength=len(self.labels)).tolist()
         return [(i, name, counts[i]) for i, name in enumerate(self.labels) if counts[i]]
 
     def content(self) -> dict[str, Any]:
-        """Each class that is there: its pixels, their share, and where they are as COCO's run lengths."""
+        """Each class that occurs: its pixels, their share, and the mask as COCO's run lengths."""
         classes = [
             {
                 "label": name,
@@ -51,19 +52,19 @@ class Mask(Answer):
         return {"size": list(self.mask.shape), "classes": classes}
 
     def text(self) -> str:
-        """The classes that are there, with their shares."""
+        """The classes that occur, with their shares."""
         return "  ".join(f"{name} {100 * n / self.mask.size:.1f} %" for _, name, n in self._counts())
 
-    def rows(self) -> list[list[str]]:
-        """One row a class."""
-        return [[name, str(n), f"{n / self.mask.size:.6f}"] for _, name, n in self._counts()]
+    def records(self) -> list[list[Any]]:
+        """One row per class."""
+        return [[name, n, n / self.mask.size] for _, name, n in self._counts()]
 
     def draw(self, image: Image.Image) -> Image.Image:
         """The image under its mask."""
         return overlaid(image, self.mask, self.labels)
 
     def pictures(self, image: Image.Image) -> dict[str, Image.Image]:
-        """The image under its mask, and the mask alone."""
+        """The image under its mask, and the mask on its own."""
         return {".png": self.draw(image), "-mask.png": Image.fromarray(self.mask)}
 
 

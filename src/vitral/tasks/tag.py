@@ -33,7 +33,7 @@ NONE = 0
 """Target of a token that has no label; the padding of targets too."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Tagged(Answer):
     """The words of a text, each with its likeliest tag and the probability of that."""
 
@@ -42,6 +42,7 @@ class Tagged(Answer):
     probabilities: list[float] = field(default_factory=list)
 
     columns: ClassVar[tuple[str, ...]] = ("word", "tag", "probability")
+    formats: ClassVar[tuple[str, ...]] = ("", "", ".6f")
 
     def content(self) -> dict[str, Any]:
         """Words with tags and probabilities."""
@@ -52,10 +53,9 @@ class Tagged(Answer):
         """Each word with its tag behind it."""
         return join_tags(self.words, self.tags)
 
-    def rows(self) -> list[list[str]]:
-        """One row a word."""
-        rows = zip(self.words, self.tags, self.probabilities, strict=True)
-        return [[word, tag, f"{p:.6f}"] for word, tag, p in rows]
+    def records(self) -> list[list[Any]]:
+        """One row per word."""
+        return [list(row) for row in zip(self.words, self.tags, self.probabilities, strict=True)]
 
     def draw(self, image: Image.Image) -> Image.Image:
         """The image with the words below."""

@@ -34,16 +34,17 @@ CUT = " ..."
 """After a text that was stopped before its end."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Written(Answer):
     """The texts that were written for an input, the best first, with their scores."""
 
     texts: list[str] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     ended: list[bool] = field(default_factory=list)
-    """Whether each came to its end, or was stopped."""
+    """Whether each is complete, or was stopped at the longest length."""
 
     columns: ClassVar[tuple[str, ...]] = ("rank", "written", "score", "ended")
+    formats: ClassVar[tuple[str, ...]] = ("d", "", ".6g", "")
 
     def content(self) -> dict[str, Any]:
         """Texts with scores."""
@@ -57,10 +58,10 @@ class Written(Answer):
             return told[0]
         return "".join(f"\n  {score:8.4f}  {text}" for text, score in zip(told, self.scores, strict=True))
 
-    def rows(self) -> list[list[str]]:
-        """One row a text."""
+    def records(self) -> list[list[Any]]:
+        """One row per text."""
         rows = zip(self.texts, self.scores, self.ended, strict=True)
-        return [[str(i), text, f"{s:.6g}", "yes" if ended else "no"] for i, (text, s, ended) in enumerate(rows, 1)]
+        return [[i, text, score, "yes" if ended else "no"] for i, (text, score, ended) in enumerate(rows, 1)]
 
     def draw(self, image: Image.Image) -> Image.Image:
         """The image with the best text below."""

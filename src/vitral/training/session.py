@@ -7,7 +7,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from vitral.data.loader import TrainLoader, eval_batches
 from vitral.data.sources.base import Data
 from vitral.data.text import tokenized
 from vitral.data.tokenizer import PAD
+from vitral.display import Table, Tabular, html_table
 from vitral.errors import CheckpointError, ConfigError, VitralError
 from vitral.models.backbone import Backbone
 from vitral.models.init import init_weights
@@ -29,7 +30,8 @@ from vitral.models.seq2seq import TextEncoder
 from vitral.models.vit import VisionTransformer
 from vitral.models.zoo import create_model, model_spec
 from vitral.tasks.base import Found, Task
-from vitral.tasks.open import make_inputs, make_task
+from vitral.tasks.metrics import grouped
+from vitral.tasks.open import TASKS, make_inputs, make_task
 from vitral.training.card import model_card
 from vitral.training.checkpoint import Checkpoint, load_newest, remove_leftovers, save_checkpoint
 from vitral.training.distributed import Processes, processes
@@ -52,20 +54,60 @@ MAY_DIFFER = {"device", "workers", "save_minutes", "save_steps", "log_steps"}
 BUDGET = {"epochs", "max_steps", "max_minutes"}
 
 
-@dataclass(frozen=True)
-class Run:
-    """A finished run: where it lies, and its metrics by split."""
+@dataclass(frozen=True, repr=False)
+class Run(Tabular):
+    """A finished run: its directory, and its metrics by split."""
 
     path: Path
     metrics: dict[str, Any]
-    data: Data = field(repr=False)
-    """What it was trained on, as it was used: evaluations number its samples."""
+    data: Data
+    """The training data with the splits that were used; evaluations number its samples."""
     wrote: bool = True
-    """Whether this process is the one that wrote it."""
+    """Whether this process wrote the run."""
 
     def __fspath__(self) -> str:
-        """Where it lies: a run may stand wherever the path of one may."""
+        """The directory: a run is accepted wherever its path is."""
         return str(self.path)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}: {self._summary()})"
+
+    def _summary(self) -> str:
+        """The first metric of the task on each split."""
+        headlines = {task.headline for task in TASKS.values()}
+        shown = [
+            f"{split} {name} {value:.4g}"
+            for split, metrics in self.metrics.items()
+            for name, value in metrics.items()
+            if name in headlines
+        ]
+        return ", ".join(shown) or "no metrics"
+
+    def table(self) -> Table:
+        """Metrics by class (label, target or length) on the test split, or else validation.
+
+        If the task has no such metrics, one row per split.
+        """
+        last = next((self.metrics[split] for split in ("test", "val") if split in self.metrics), {})
+        word, rows = grouped(last)
+        if not rows:
+            return self._by_split()
+        columns = list(next(iter(rows.values())))
+        return (word, *columns), [[name, *(row.get(column) for column in columns)] for name, row in rows.items()]
+
+    def _by_split(self) -> Table:
+        """The plain numbers among the metrics, one row per split."""
+        plain = {
+            split: {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+            for split, metrics in self.metrics.items()
+        }
+        columns = list(dict.fromkeys(name for row in plain.values() for name in row))
+        return ("split", *columns), [[split, *(row.get(name) for name in columns)] for split, row in plain.items()]
+
+    def _repr_html_(self) -> str:
+        splits, by_group = self._by_split(), self.table()
+        shown = html_table(*splits, caption=f"Run {self.path}, report in {self.path / REPORT}")
+        return shown if by_group == splits else shown + html_table(*by_group)
 
 
 def train_model(
