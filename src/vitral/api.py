@@ -29,7 +29,7 @@ from vitral.inference.predictor import Predictor
 from vitral.inference.quantize import quantize
 from vitral.models.backbone import Backbone
 from vitral.models.merge import merged
-from vitral.recipes import list_recipes, read_preset, read_recipe
+from vitral.recipes import layered, list_recipes, read_preset, read_recipe
 from vitral.reporting.html import write_report
 from vitral.reporting.pretrain import PICTURES, draw_progress, write_pretraining_report
 from vitral.tasks.method import Method
@@ -37,29 +37,26 @@ from vitral.tasks.open import infer_task
 from vitral.training.finetune import require_weights
 from vitral.training.pretrain import pretrain_model
 from vitral.training.session import Run, train_model
-from vitral.weights.rundir import AnyModel, is_run, read_run_config
+from vitral.weights.rundir import PRETRAIN, REPORT, AnyModel, RunConfig, is_run, read_run_config
 
 
 def resolve_config(
-    data: Data, given: Mapping[str, Any], task: str | None = None, preset: str | None = None
+    data: Data,
+    given: Mapping[str, Any],
+    task: str | None = None,
+    preset: str | None = None,
+    resumed: RunConfig | None = None,
 ) -> TrainConfig:
-    """Defaults, under the recipe of the data, if they have one for the task or for all, a preset, the options given."""
-    names = [f"{data.recipe}-{task or infer_task(data)}", data.recipe] if data.recipe else []
-    recipe = next((read_recipe(name) for name in names if name in list_recipes()), {})
-    return TrainConfig.from_dict(_layered(recipe, read_preset(preset) if preset else {}, given))
+    """Defaults < recipe of the data for the task, or for all < preset < options given.
 
-
-def _layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Options, each layer put over those before; groups of options, such as `augment`, one by one."""
-    options: dict[str, Any] = {}
-    for layer in layers:
-        groups = {
-            key: options[key] | dict(layer[key])
-            for key in options
-            if isinstance(options[key], dict) and isinstance(layer.get(key), Mapping)
-        }
-        options = {**options, **layer, **groups}
-    return options
+    The options of a run that is resumed take the place of the defaults and the recipe.
+    """
+    if resumed is not None:
+        base = resumed.document["train"]
+    else:
+        names = [f"{data.recipe}-{task or infer_task(data)}", data.recipe] if data.recipe else []
+        base = next((read_recipe(name) for name in names if name in list_recipes()), {})
+    return TrainConfig.from_dict(layered(base, read_preset(preset) if preset else {}, given))
 
 
 def train(
@@ -79,12 +76,19 @@ def train(
     is one of `vitral.config.TaskName`, by default what the data are for. `preset`, one of `vitral.config.Preset`, is a
     way to fine-tune the weights that `model` names; its options go under those given.
     """
-    if task is None and resume and is_run(Path(out)):
-        task = read_run_config(Path(out)).document["task"]
+    resumed = run_to_resume(Path(out), resume)
+    if task is None and resumed is not None:
+        task = resumed.document["task"]
     opened = data if isinstance(data, Data) else open_data(data, task=task)
-    config = resolve_config(opened, options, task, preset)
+    config = resolve_config(opened, options, task, preset, resumed)
     told = {"task": task, "preset": preset, "resume": resume, "quiet": quiet, "command": command}
     return train_and_report(opened, config, Path(out), **told)
+
+
+def run_to_resume(out: Path, resume: bool, pretraining: bool = False) -> RunConfig | None:
+    """Return the run of that kind whose options a resumed run keeps; None if there is none, or a run is started."""
+    run = read_run_config(out) if resume and is_run(out) else None
+    return run if run and (run.document["task"] == PRETRAIN) == pretraining else None
 
 
 def train_and_report(
@@ -95,17 +99,22 @@ def train_and_report(
     if preset is not None:
         require_weights(config.model, f"--preset {preset}")
     run = train_model(data, config, out, task=task, resume=resume, quiet=quiet, command=command)
-    if run.wrote:
+    if run.wrote and not (out / REPORT).exists():
         write_report(out, run.data)
     return run
 
 
-def resolve_pretraining(data: Data, given: Mapping[str, Any]) -> PretrainConfig:
-    """Defaults, under the recipe of the method, under that of the data for the method, under the options given."""
+def resolve_pretraining(data: Data, given: Mapping[str, Any], resumed: RunConfig | None = None) -> PretrainConfig:
+    """Defaults < recipe of the method < recipe of the data for the method < options given.
+
+    The options of a run that is resumed take the place of the defaults and the recipes.
+    """
+    if resumed is not None:
+        return PretrainConfig.from_dict(layered(resumed.document["train"], given))
     method = given.get("method", PretrainConfig().method)
     names = [f"pretrain-{method}", f"{data.recipe}-{method}"]
     recipes = [read_recipe(name) for name in names if name in list_recipes()]
-    return PretrainConfig.from_dict(_layered({"method": method}, *recipes, given))
+    return PretrainConfig.from_dict(layered({"method": method}, *recipes, given))
 
 
 def pretrain(
@@ -125,7 +134,7 @@ def pretrain(
     """
     opened = data if isinstance(data, Data) else open_images(data)
     watched = open_data(labelled) if isinstance(labelled, str | Path) else labelled
-    config = resolve_pretraining(opened, options)
+    config = resolve_pretraining(opened, options, run_to_resume(Path(out), resume, pretraining=True))
     return pretrain_and_report(opened, watched, config, Path(out), resume=resume, quiet=quiet, command=command)
 
 
@@ -142,7 +151,7 @@ def pretrain_and_report(
         return health.look(method)
 
     run = pretrain_model(data, config, out, look, resume=resume, quiet=quiet, command=command)
-    if run.wrote:
+    if run.wrote and not (out / REPORT).exists():
         write_pretraining_report(out)
     return run
 

@@ -1015,7 +1015,17 @@ class Serving(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class LoopConfig(Options):
-    """What every run of the training loop has, whether it learns from labels or without."""
+    """What every run of the training loop has, whether it learns from labels or without.
+
+    The budget is `epochs`, `max_steps` and `max_minutes`. Steps or epochs that you give remove the minutes of a recipe,
+    and epochs its steps, so that the result does not depend on the speed of the machine. Minutes that you give keep the
+    epochs of the recipe as an upper limit, and its share of warm-up.
+
+    A resumed run keeps its own options. Only the budget may change: `--resume --epochs 20` extends a run of 10 epochs,
+    finished or not, and records the new budget in `config.json`. The schedule is computed over the new budget: after 10
+    of 20 epochs, training continues with the learning rate of the middle of the run. A budget smaller than what has
+    been trained is an error, and so is a training option that was edited in `config.json`.
+    """
 
     model: str = "vit_lite_conv_patch4_32"
     """Name of a model (`vitral models` lists them), with options behind it if need be (NAME+block=post+reg_tokens=4),
@@ -1029,7 +1039,7 @@ class LoopConfig(Options):
     max_steps: int | None = None
     """Train for this many steps instead of the epochs; the warm-up keeps its share of the run."""
     max_minutes: float | None = None
-    """Stop after this many minutes, with the schedule ending on time."""
+    """Stop after this many minutes, if the epochs or steps are not over before; the schedule ends on time."""
     batch_size: int = 128
     """Images in a step, over all processes."""
     accumulate: int = 1

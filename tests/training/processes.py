@@ -1,13 +1,14 @@
 """A training run of 50 steps whose losses are printed as JSON; started once, or once for each of several processes.
 
-python tests/training/processes.py float64|float32|dino FOLDER STOP
+python tests/training/processes.py float64|float32|dino FOLDER STOP LOG_STEPS
 
-The run stops after step STOP with a checkpoint in FOLDER, and goes on from one that is there.
+The run stops after step STOP with a checkpoint in FOLDER, and continues from one that is there.
 """
 
 import contextlib
 import json
 import sys
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -47,12 +48,12 @@ def self_distil(who):
 
 def main() -> None:
     torch.set_num_threads(1)
-    what, folder, stop = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    what, folder, (stop, log_steps) = sys.argv[1], Path(sys.argv[2]), map(int, sys.argv[3:])
     augment = Augmentation(
         shift=0.05, rotate=5, flip=0.1, mixup=0.2, cutmix=0.2, erasing=0.1, policy="rand", magnitude=0.1
     )
     config = TrainConfig(
-        epochs=5, batch_size=136, optimizer="muon", lr=5e-3, warmup_epochs=0.5, augment=augment, log_steps=1
+        epochs=5, batch_size=136, optimizer="muon", lr=5e-3, warmup_epochs=0.5, augment=augment, log_steps=log_steps
     )
     data, cpu = load_digits(), torch.device("cpu")
     lines: list[dict[str, float]] = []
@@ -65,9 +66,11 @@ def main() -> None:
             if who.first:
                 save_checkpoint(folder, checkpoint)
 
-        hooks = Hooks(lines.append, None, save, lambda: None, lambda text: None, stop=lambda: lines[-1]["step"] == stop)
+        newest, _ = load_newest(folder)
+        steps = count(newest.step + 1 if newest else 1)
+        hooks = Hooks(lines.append, None, save, lambda: None, lambda text: None, stop=lambda: next(steps) == stop)
         with contextlib.suppress(KeyboardInterrupt):
-            fit(model, objective, loader, config, hooks, who, cpu, None, load_newest(folder)[0])
+            fit(model, objective, loader, config, hooks, who, cpu, None, newest)
         if who.first:
             told = ("loss", "teacher_entropy" if what == "dino" else "accuracy", "grad_norm")
             print(json.dumps([[line[name] for name in told] for line in lines]))

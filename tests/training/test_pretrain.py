@@ -508,7 +508,7 @@ class TestRun:
         assert main(["pretrain", "digits", "--method", "byol", "--out", out]) == 2
         (tmp_path / "dino.toml").write_text('method = "dino"')
         assert main(["pretrain", "digits", "--config", str(tmp_path / "dino.toml"), "--method", "mae"]) == 2
-        assert "is for --method dino, not for mae; leave one out" in capsys.readouterr().err
+        assert "is for --method dino, not for mae; omit one of them" in capsys.readouterr().err
 
     def test_mae_options_reach_the_model(self):
         config = PretrainConfig.from_dict({"method": "mae", "mae": {"mask_ratio": 0.5, "decoder_dim": 24}})

@@ -1,13 +1,13 @@
 """`vitral compare`: models side by side, on growing shares of the same data with the same budget."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import tyro
 
-from vitral.cli.output import command_line, print_json, print_table
+from vitral.cli.output import command_line, given_options, print_json, print_table
 from vitral.config import CompareConfig, TrainConfig
 from vitral.errors import ConfigError
 
@@ -75,13 +75,11 @@ class Options:
     """How every model is trained."""
 
 
-def defaults(options: Options) -> Options:
-    """The options that flags are put over: those of the data's recipe and of --config."""
+def defaults(options: Options, flags: Set[str]) -> Options:
+    """Return the options that flags are put over: those of the data's recipe and of --config."""
     from vitral.api import resolve_config
-    from vitral.recipes import read_config_file
 
-    given: dict[str, Any] = read_config_file(Path(options.config)) if options.config else {}
-    train = resolve_config(_opened(options), given, "classify")
+    train = resolve_config(_opened(options), given_options(options.config, options.train, flags), "classify")
     chosen = {name: value for name, value in vars(train).items() if name not in ("model", "patch_size")}
     return Options(data=options.data, models=options.models, train=Recipe(**chosen))
 

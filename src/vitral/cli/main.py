@@ -100,11 +100,17 @@ def _run(args: list[str]) -> int:
     module = import_module(VERBS[verb][0])
     options = parse(module.Options, rest, prog=f"vitral {verb}")
     if not isinstance(options, int) and hasattr(module, "defaults"):  # flags are put over what the data ask for
-        options = parse(module.Options, rest, prog=f"vitral {verb}", default=module.defaults(options))
+        default = module.defaults(options, flags(rest))
+        options = parse(module.Options, rest, prog=f"vitral {verb}", default=default)
     if isinstance(options, int):
         return options
     module.run(options)
     return 0
+
+
+def flags(args: Sequence[str]) -> set[str]:
+    """Return the options that are given, by their names in Python: `--max-steps 5` and `--max_steps=5` are one."""
+    return {arg[2:].partition("=")[0].replace("-", "_") for arg in args if arg.startswith("--")}
 
 
 def parse(options: Callable[..., Any], args: list[str], prog: str, default: Any = None) -> Any:

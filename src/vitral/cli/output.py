@@ -3,16 +3,25 @@
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
+from vitral.config import Options
 from vitral.errors import ConfigError
 
 
 def command_line() -> str:
     """What was typed, nothing if this is not the command line."""
     return f"vitral {shlex.join(sys.argv[1:])}" if Path(sys.argv[0]).name in ("vitral", "__main__.py") else ""
+
+
+def given_options(config: str, parsed: Options, flags: Set[str]) -> dict[str, Any]:
+    """Return the options of the file `config`, if one is named, under those of `parsed` that flags have set."""
+    from vitral.recipes import layered, read_config_file
+
+    file = read_config_file(Path(config)) if config else {}
+    return layered(file, {name: value for name, value in vars(parsed).items() if name in flags})
 
 
 def print_json(document: Any) -> None:

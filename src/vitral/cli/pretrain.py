@@ -1,5 +1,6 @@
 """`vitral pretrain`: images without labels in, a backbone that knows something about them out."""
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from vitral.cli.output import command_line, print_json
+from vitral.cli.output import command_line, given_options, print_json
 from vitral.config import PretrainConfig
 from vitral.errors import ConfigError
 
@@ -23,8 +24,8 @@ class Options:
     fill in hidden patches: it is faster, and wants fine-tuning. While it goes on, signals tell whether it goes well;
     a collapse is said, with what to change.
 
-    Options come from the defaults, under the recipes of the method and of the data, under --config, under flags. A run
-    that goes on (--resume) has its own.
+    Options come from the defaults, under the recipes of the method and of the data, under --config, under flags. A
+    resumed run keeps its own; more --epochs, --max-steps or --max-minutes extend it.
 
     Examples:
       vitral pretrain photos/ --out runs/dino
@@ -52,23 +53,18 @@ class Options:
     """How to learn."""
 
 
-def defaults(options: Options) -> Options:
-    """The options that flags are put over: those of the recipes and of --config, or of the run that goes on."""
-    from vitral.api import resolve_pretraining
-    from vitral.recipes import read_config_file
-    from vitral.weights.rundir import is_run, read_run_config
+def defaults(options: Options, flags: Set[str]) -> Options:
+    """Return the options that flags are put over: the recipes, or the resumed run, under --config."""
+    from vitral.api import resolve_pretraining, run_to_resume
 
     data = _opened(options.data, options.image_column)
-    if options.resume and is_run(place := _place(options, data)):
-        document = read_run_config(place).document
-        return Options(data=options.data, pretrain=PretrainConfig.from_dict(document["train"]))
-    given: dict[str, Any] = read_config_file(Path(options.config)) if options.config else {}
-    asked = options.pretrain.method
-    if asked != PretrainConfig().method:
-        if given.get("method", asked) != asked:
-            raise ConfigError(f"{options.config} is for --method {given['method']}, not for {asked}; leave one out.")
-        given = given | {"method": asked}
-    return Options(data=options.data, pretrain=resolve_pretraining(data, given))
+    given = given_options(options.config, options.pretrain, flags)
+    file = given_options(options.config, options.pretrain, flags=set())
+    if "method" in file and file["method"] != given["method"]:
+        wrong = f"{options.config} is for --method {file['method']}, not for {given['method']}"
+        raise ConfigError(f"{wrong}; omit one of them.")
+    resumed = run_to_resume(_place(options, data), options.resume, pretraining=True)
+    return Options(data=options.data, pretrain=resolve_pretraining(data, given, resumed))
 
 
 def _place(options: Options, data: "Data") -> Path:

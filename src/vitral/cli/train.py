@@ -1,5 +1,6 @@
 """`vitral train`: data in, run directory out."""
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from vitral.cli.output import command_line, print_json
+from vitral.cli.output import command_line, given_options, print_json
 from vitral.config import Preset, TaskName, TrainConfig
 
 if TYPE_CHECKING:
@@ -21,8 +22,8 @@ class Options:
     The task is told by the data: class folders to classify, numbers to regress, masks to segment, boxes to detect,
     images with texts to caption, pairs of texts to translate, a text file to complete, words with tags to tag.
 
-    Options come from the defaults, under the recipe of the data, under --preset, under --config, under flags. A run
-    that goes on (--resume) has its own.
+    Options come from the defaults, under the recipe of the data, under --preset, under --config, under flags. A resumed
+    run keeps its own; more --epochs, --max-steps or --max-minutes extend it.
 
     Examples:
       vitral train digits
@@ -69,18 +70,15 @@ class Options:
     """How to train."""
 
 
-def defaults(options: Options) -> Options:
-    """The options that flags are put over: those of the data's recipe and of --config, or of the run that goes on."""
-    from vitral.api import resolve_config
-    from vitral.recipes import read_config_file
-    from vitral.weights.rundir import is_run, read_run_config
+def defaults(options: Options, flags: Set[str]) -> Options:
+    """Return the options that flags are put over: the recipe, or the resumed run, under --preset and --config."""
+    from vitral.api import resolve_config, run_to_resume
 
     data = opened(options)
-    if options.resume and is_run(started := Path(options.out or f"runs/{data.name}")):
-        document = read_run_config(started).document
-        return Options(data=options.data, task=document["task"], train=TrainConfig.from_dict(document["train"]))
-    given: dict[str, Any] = read_config_file(Path(options.config)) if options.config else {}
-    return Options(data=options.data, train=resolve_config(data, given, options.task, options.preset))
+    given = given_options(options.config, options.train, flags)
+    resumed = run_to_resume(Path(options.out or f"runs/{data.name}"), options.resume)
+    train = resolve_config(data, given, options.task, options.preset, resumed)
+    return Options(data=options.data, task=resumed.document["task"] if resumed else None, train=train)
 
 
 def opened(options: Options) -> "Data":

@@ -57,7 +57,7 @@ def open_comparison(out: Path, data: Data, compare: CompareConfig, train: TrainC
         if before.get("data") != now:
             raise CheckpointError(f"{out} compares models on {_said(before.get('data'))}, not on {_said(now)}; give "
                                   f"another --out.")  # fmt: skip
-        problem = other_options(out, before["train"], train, (MAY_DIFFER | SWEPT) - {"max_minutes"})
+        problem = other_options(out, TrainConfig.from_dict(before["train"]), train, MAY_DIFFER | SWEPT)
         if not problem and before["max_macs"] != compare.max_macs:
             macs = f"max_macs: {before['max_macs']} in the run, {compare.max_macs} now"
             problem = f"{out} was started with other options ({macs}); use the same, or another --out."

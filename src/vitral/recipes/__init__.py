@@ -1,6 +1,7 @@
 """Recipes: settings that were measured, one TOML file each, with command, time and accuracy in its header."""
 
 import tomllib
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_args
@@ -38,3 +39,23 @@ def read_config_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read ({error.strerror}).") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML ({error}).") from None
+
+
+def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of all layers, each put over those before; groups of options, such as `augment`, are merged.
+
+    A layer that gives steps or epochs removes the minutes below it, and one that gives epochs removes the steps.
+    Minutes remove nothing: epochs and steps below them stay as an upper limit.
+    """
+    options: dict[str, Any] = {}
+    for layer in layers:
+        groups = {
+            key: options[key] | dict(layer[key])
+            for key in options
+            if isinstance(options[key], dict) and isinstance(layer.get(key), Mapping)
+        }
+        given = {key for key in ("epochs", "max_steps") if layer.get(key) is not None}
+        removed = {"max_minutes": None} if given else {}
+        removed |= {"max_steps": None} if "epochs" in given else {}
+        options = {**options, **removed, **layer, **groups}
+    return options

@@ -14,7 +14,7 @@ from vitral.tasks.base import Task
 from vitral.tasks.open import load_inputs, load_task
 from vitral.training.card import kind_of
 from vitral.weights.atomic import write_atomically
-from vitral.weights.rundir import read_run_config
+from vitral.weights.rundir import REPORT, read_run_config
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2330; --soft: #5d6675; --line: #d9dee6; --page: #fafbfc; --card: #fff;
@@ -53,7 +53,7 @@ def write_report(run: Path, data: Data) -> Path:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     evaluation = load_file(run / "evaluation.safetensors")
     part = "test" if "test" in document["metrics"] else "val"
-    path = run / "report.html"
+    path = run / REPORT
     shown = sections(Evaluated(run, document, evaluation, data, part)) if part in document["metrics"] else []
     write_atomically(path, _report(document, lines, shown).encode())
     return path

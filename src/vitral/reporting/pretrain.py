@@ -20,7 +20,7 @@ from vitral.reporting.html import making, page, section
 from vitral.reporting.sections import figure_tag
 from vitral.tasks.method import Method
 from vitral.weights.atomic import write_atomically
-from vitral.weights.rundir import read_run_config
+from vitral.weights.rundir import REPORT, read_run_config
 
 PICTURES = 8
 """Images whose attention or reconstruction is drawn."""
@@ -89,7 +89,7 @@ def write_pretraining_report(run: Path) -> Path:
     parts.append(section("How to go on", _next(run), wide=True))
     parts.append(section("How it was made", making(document), wide=True))
     about = f"A Vision Transformer that learned to {document['what']}, with vitral {document['versions']['vitral']}"
-    path = run / "report.html"
+    path = run / REPORT
     write_atomically(path, page(title, about, parts).encode())
     return path
 

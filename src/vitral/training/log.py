@@ -10,6 +10,8 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from vitral.weights.atomic import write_atomically
+
 
 class RunLog:
     """Appends to metrics.jsonl, and shows a bar on a terminal. A process that does not write gets no path."""
@@ -24,11 +26,15 @@ class RunLog:
         self.bar = Progress(*columns, TimeRemainingColumn(), console=self.console, transient=True, disable=hidden)
         self.task = self.bar.add_task("starting", total=1.0)
         self.val = ""
-        self.board = _open_board(path.parent / "tensorboard", from_step) if path is not None else None
-        if path is not None and path.exists():
-            _cut_after(path, from_step)
+        self.from_step, self.board = from_step, None
+        self.written: set[tuple[str, int]] = set()
+        """Splits and steps of the lines that were there before."""
 
     def __enter__(self) -> Self:
+        if self.path is not None:
+            self.board = _open_board(self.path.parent / "tensorboard", self.from_step)
+            if self.path.exists():
+                self.written = _cut_after(self.path, self.from_step)
         self.bar.start()
         return self
 
@@ -46,7 +52,9 @@ class RunLog:
         self.console.print(f"warning: {text}", style="yellow", soft_wrap=True)
 
     def line(self, values: dict[str, Any]) -> None:
-        """Write a line of metrics.jsonl and move the bar."""
+        """Write a line of metrics.jsonl, unless it was there before, and move the bar."""
+        if (values["split"], values["step"]) in self.written:
+            return
         if self.path is not None:
             with self.path.open("a") as file:
                 file.write(json.dumps(values) + "\n")
@@ -74,13 +82,18 @@ def _open_board(folder: Path, from_step: int) -> Any:
     return SummaryWriter(str(folder), purge_step=from_step + 1 if from_step else None)
 
 
-def _cut_after(path: Path, step: int) -> None:
-    """Forget the lines of steps after the checkpoint that a run goes on from: they will be written again."""
-    kept = []
+def _cut_after(path: Path, step: int) -> set[tuple[str, int]]:
+    """Remove the lines of steps after `step`, from which a run is resumed; return the splits and steps of the others.
+
+    A line that a crash cut short is removed too, and of two lines for one split and step the second.
+    """
+    kept: dict[tuple[str, int], str] = {}
     for line in path.read_text().splitlines():
         try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line)
+            values = json.loads(line)
+            if values["step"] <= step:
+                kept.setdefault((values["split"], values["step"]), line)
         except (ValueError, KeyError, TypeError):
-            continue  # a line that a crash cut short
-    path.write_text("".join(f"{line}\n" for line in kept))
+            continue
+    write_atomically(path, "".join(f"{line}\n" for line in kept.values()).encode())
+    return set(kept)

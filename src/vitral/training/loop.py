@@ -53,6 +53,8 @@ class State:
     skipped: int = 0
     unreadable: int = 0
     best: float = float("-inf")
+    progress: float = 0.0
+    """Of the last step, which schedules that are read between steps follow."""
     finished: bool = False
 
 
@@ -70,9 +72,10 @@ def fit(
     """Train until the epochs, steps or minutes are over; the averaged weights are then in the model."""
     if config.checkpoint_blocks:
         recompute_blocks(model)
-    optimizers, ema, state = make_optimizers(model, config), EMA(model, config.ema), State()
+    optimizers, ema, meter, state = make_optimizers(model, config), EMA(model, config.ema), Meter(processes), State()
     if resume is not None:
-        state = restore(resume, model, optimizers, ema)
+        state = restore(resume, model, optimizers, ema, meter)
+        objective.before_step(state.progress, max(state.step - 1, 0) / loader.steps_per_epoch, optimizers)
     net = processes.wrap(model)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16 and device.type == "cuda")
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -80,8 +83,10 @@ def fit(
     warmup = min(config.warmup_epochs / config.epochs, 0.5)
     began = time.monotonic() - state.seconds
     last_save = time.monotonic()
-    meter = Meter()
     norms.train(model)
+
+    def save() -> None:
+        hooks.save(snapshot(state, model, optimizers, ema, meter, config))
 
     def measure() -> norms.Statistics:
         return norms.measure(model, passes(model, objective, loader, config, device, dtype), processes.mean)
@@ -89,8 +94,9 @@ def fit(
     for batch in loader.batches(state.step):
         state.seconds = time.monotonic() - began
         progress = processes.share(along(state, total, config.max_minutes))
-        if progress >= 1 or state.finished:
+        if progress >= 1:
             break
+        state.progress, state.finished = progress, False  # a finished run may have been given a larger budget
         rate = cosine_with_warmup(max(progress, 0.5 / total), warmup, config.min_lr)
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = group["peak_lr"] * rate
@@ -132,18 +138,18 @@ def fit(
         epoch, rest = divmod(state.step, loader.steps_per_epoch)
         if state.step % config.log_steps == 0 or rest == 0 or state.step == 1:
             line = {"step": state.step, "epoch": state.step / loader.steps_per_epoch, "progress": progress, "lr": rate}
-            hooks.log({"split": "train", **line, **meter.read(processes), "seconds": state.seconds})
+            hooks.log({"split": "train", **line, **meter.read(), "seconds": state.seconds})
         if rest == 0 and hooks.validate is not None and (epoch % config.eval_every == 0 or state.step == total):
             evaluate_average(model, ema, measure, objective.better, hooks, state, epoch)
         if processes.any(due(config, state, last_save)):
             last_save = time.monotonic()
-            hooks.save(snapshot(state, model, optimizers, ema))
+            save()
         if processes.any(hooks.stop()):
-            hooks.save(snapshot(state, model, optimizers, ema))
-            raise KeyboardInterrupt(f"stopped after step {state.step} of {total}, which is kept; --resume goes on")
+            save()
+            raise KeyboardInterrupt(f"stopped after step {state.step} of {total}, which is saved; --resume continues")
 
     state.finished = True
-    hooks.save(snapshot(state, model, optimizers, ema))
+    save()
     if config.ema:
         ema.swap()
     measure()
@@ -261,12 +267,13 @@ def due(config: LoopConfig, state: State, last_save: float) -> bool:
 class Meter:
     """Training metrics since they were last read."""
 
-    def __init__(self) -> None:
+    def __init__(self, processes: Processes) -> None:
+        self.processes = processes
         self._clear()
 
     def _clear(self) -> None:
         self.sums: dict[str, float] = {}
-        self.loss, self.norm, self.steps, self.began = 0.0, 0.0, 0, time.monotonic()
+        self.norm, self.steps, self.began = 0.0, 0, time.monotonic()
 
     def add(self, sums: dict[str, float]) -> None:
         """Take the sums of a batch in."""
@@ -275,13 +282,14 @@ class Meter:
 
     def add_loss(self, loss: float, norm: Tensor) -> None:
         """Take the loss that was minimised, and the norm of its gradient, in."""
-        self.loss, self.norm, self.steps = self.loss + loss, self.norm + norm.item(), self.steps + 1
+        self.add({"objective": loss / self.processes.world})
+        self.norm, self.steps = self.norm + norm.item(), self.steps + 1
 
-    def read(self, processes: Processes) -> dict[str, float]:
-        """Means over all processes since the last call."""
-        sums = processes.sum({**self.sums, "objective": self.loss / max(self.steps, 1) / processes.world})
+    def read(self) -> dict[str, float]:
+        """Return the means over all processes since the last call."""
+        sums = self.processes.sum(self.sums)
         count = max(sums.pop("count"), 1.0)
-        objective = sums.pop("objective")
+        objective = sums.pop("objective", 0.0) / max(self.steps, 1)
         sums.pop("loss", None)
         speed = count / max(time.monotonic() - self.began, 1e-9)
         norm = self.norm / max(self.steps, 1)
@@ -289,24 +297,51 @@ class Meter:
         means = {name: value / count for name, value in sums.items()}
         return {"loss": objective, **means, "grad_norm": norm, "images_per_second": speed}
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what was added since the last reading, an entry for each process."""
+        own = {"norm": self.norm, "steps": self.steps, "elapsed": time.monotonic() - self.began}
+        own |= {f"sums.{name}": value for name, value in self.sums.items()}
+        rows = self.processes.gather(torch.tensor([list(own.values())], dtype=torch.float64))
+        return dict(zip(own, rows.T, strict=True))
 
-def snapshot(state: State, model: nn.Module, optimizers: list[torch.optim.Optimizer], ema: EMA) -> Checkpoint:
-    """Everything that a run needs to go on as if nothing had happened."""
-    values = vars(state) | {"ema_steps": ema.steps}
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Continue with what was added before, perhaps by another number of processes."""
+        rank, world = self.processes.rank, self.processes.world
+        sums = {name.removeprefix("sums."): value for name, value in state.items() if name.startswith("sums.")}
+        self.sums = {name: value[rank::world].sum().item() for name, value in sums.items()}
+        self.norm, self.steps = state["norm"][0].item(), int(state["steps"][0])
+        self.began = time.monotonic() - state["elapsed"][0].item()
+
+
+def snapshot(
+    state: State,
+    model: nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    ema: EMA,
+    meter: Meter,
+    config: LoopConfig,
+) -> Checkpoint:
+    """Return everything that a run needs to continue as if nothing had happened, and the options it was run with."""
+    values = vars(state) | {"ema_steps": ema.steps, "options": config.to_dict()}
     tensors = {
         "model": dict(model.state_dict()),
         "ema": ema.state_dict(),
         "optimizer": optimizer_tensors(optimizers),
         "random": {"torch": torch.get_rng_state()},
+        "meter": meter.state_dict(),
     }
     return Checkpoint(
         state.step, tensors, {k: str(v) if v in (float("inf"), float("-inf")) else v for k, v in values.items()}
     )
 
 
-def restore(checkpoint: Checkpoint, model: nn.Module, optimizers: list[torch.optim.Optimizer], ema: EMA) -> State:
+def restore(
+    checkpoint: Checkpoint, model: nn.Module, optimizers: list[torch.optim.Optimizer], ema: EMA, meter: Meter
+) -> State:
     """Put everything back as it was."""
-    values = dict(checkpoint.values)
+    values = {name: value for name, value in checkpoint.values.items() if name != "options"}
+    if "meter" in checkpoint.tensors:  # not in those of earlier versions
+        meter.load_state_dict(checkpoint.tensors["meter"])
     ema.load_state_dict(checkpoint.tensors["ema"], values.pop("ema_steps"))
     model.load_state_dict(checkpoint.tensors["model"])
     load_optimizer_tensors(optimizers, checkpoint.tensors["optimizer"])

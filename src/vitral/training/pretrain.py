@@ -22,10 +22,19 @@ from vitral.training.distributed import Processes, processes
 from vitral.training.log import RunLog
 from vitral.training.loop import Hooks, fit, total_steps
 from vitral.training.precision import resolve_device, resolve_precision
-from vitral.training.session import Run, make_backbone, note_of_few, open_run, provenance, signals
+from vitral.training.session import (
+    Run,
+    make_backbone,
+    metrics_of_finished,
+    note_of_few,
+    open_run,
+    provenance,
+    record_budget,
+    signals,
+)
 from vitral.weights.atomic import save_tensors, write_atomically
 from vitral.weights.load import is_source
-from vitral.weights.rundir import CONFIG, PRETRAIN, WEIGHTS, architecture_of, config_document
+from vitral.weights.rundir import CONFIG, PRETRAIN, REPORT, WEIGHTS, architecture_of, config_document
 
 Look = Callable[[Method, int], tuple[dict[str, float], str]]
 """How it goes after so many epochs: signals in numbers, and what is wrong, if anything."""
@@ -63,6 +72,10 @@ def pretrain_model(
     dtype, notice = resolve_precision(config.precision, device)
     with processes(device) as who:
         checkpoint, notes = open_run(out, config, PRETRAIN, data, resume, who)
+        log = RunLog(out / "metrics.jsonl" if who.first else None, quiet, checkpoint.step if checkpoint else 0, SIGNALS)
+        if resume and (finished := metrics_of_finished(out, config, checkpoint)) is not None:
+            log.say(f"{out} is finished and stays as it is; more --epochs or --max-steps would extend it")
+            return Run(out, finished, data, wrote=who.first)
         method = make_method(config, data.in_chans, who)
         method.model.to(device)
         nothing = Values(torch.zeros(len(data.inputs), 0))
@@ -70,7 +83,8 @@ def pretrain_model(
             data, method.inputs, config.augment, config.batch_size, config.seed, config.strict, config.workers,
             who.rank, who.world, nothing,
         )  # fmt: skip
-        log = RunLog(out / "metrics.jsonl" if who.first else None, quiet, checkpoint.step if checkpoint else 0, SIGNALS)
+        if resume:
+            record_budget(out, config, checkpoint, total_steps(config, loader), who.first)
         with log, signals() as stop:
             few = note_of_few(total_steps(config, loader))
             for note in [data.describe(), *data.notes, _built(method), *filter(None, [notice]), *notes, *few]:
@@ -107,8 +121,9 @@ def pretrain_model(
                     {"split": "val", "step": state.step, "epoch": epoch, **metrics["val"], "seconds": state.seconds}
                 )
             save_tensors(out / WEIGHTS, method.backbone.state_dict())
-            write_atomically(out / CONFIG, config_document({**describe, "metrics": metrics, "trouble": last[0]}))
             write_atomically(out / "README.md", pretrained_card(describe, metrics["val"]).encode())
+            (out / REPORT).unlink(missing_ok=True)  # of a run that was extended
+            write_atomically(out / CONFIG, config_document({**describe, "metrics": metrics, "trouble": last[0]}))
             return Run(out, metrics, data)
 
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,13 @@ from vitral.training.loop import Hooks, State, fit, total_steps
 from vitral.training.precision import resolve_device, resolve_precision
 from vitral.weights.atomic import save_tensors, write_atomically
 from vitral.weights.load import is_source, load_backbone, with_stochastic_depth
-from vitral.weights.rundir import CONFIG, TOKENIZERS, WEIGHTS, architecture_of, config_document, read_run_config
+from vitral.weights.rundir import CONFIG, REPORT, TOKENIZERS, WEIGHTS, architecture_of, config_document, read_run_config
 
 FEW_STEPS = 100
 """Steps of a run below which it is said how to make more."""
-# Options that may differ when a run goes on: they change where and how fast it runs, not what it computes.
-MAY_DIFFER = {"device", "workers", "save_minutes", "save_steps", "log_steps", "max_minutes"}
+# Options that may differ when a run is resumed: they change where and how fast it runs, not what it computes.
+MAY_DIFFER = {"device", "workers", "save_minutes", "save_steps", "log_steps"}
+BUDGET = {"epochs", "max_steps", "max_minutes"}
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,12 @@ def train_model(
     dtype, notice = resolve_precision(config.precision, device)
     with processes(device) as who:
         checkpoint, notes = open_run(out, config, made.name, data, resume, who)
+        log = RunLog(
+            out / "metrics.jsonl" if who.first else None, quiet, checkpoint.step if checkpoint else 0, [made.headline]
+        )
+        if resume and (metrics := metrics_of_finished(out, config, checkpoint)) is not None:
+            log.say(f"{out} is finished and stays as it is; more --epochs or --max-steps would extend it")
+            return Run(out, metrics, data, wrote=who.first)
         model = _make_model(data, config, made, texts, device)
         choose_trained(model, config)
         drop_patches(model, config.patch_drop, made.name)
@@ -85,15 +92,13 @@ def train_model(
             data, inputs, config.augment, config.batch_size, config.seed, config.strict, config.workers,
             who.rank, who.world, made.targets(data),
         )  # fmt: skip
-        log = RunLog(
-            out / "metrics.jsonl" if who.first else None, quiet, checkpoint.step if checkpoint else 0, [made.headline]
-        )
+        if resume:
+            record_budget(out, config, checkpoint, total_steps(config, loader), who.first)
         with log, signals() as stop:
             params, trained = count_parameters(model)
             learns = f", of which {trained:,} are trained" if trained != params else ""
             built = f"{_model_name(config, texts)} to {made.name}: {params:,} parameters{learns}, {inputs.size}"
-            steps = total_steps(config, loader)
-            notes = [*notes, *note_of_few(steps)]
+            notes = [*notes, *note_of_few(total_steps(config, loader))]
             for note in [data.describe(), *data.notes, *made.notes, built, *filter(None, [notice]), *notes]:
                 log.say(note)
             torch.manual_seed(config.seed)
@@ -187,22 +192,22 @@ def open_run(
     out: Path, config: LoopConfig, task: str, data: Data, resume: bool, who: Processes
 ) -> tuple[Checkpoint | None, list[str]]:
     """Make the run directory, or find the checkpoint to go on from; the first process looks, and all heed it."""
+    checkpoint, problems = load_newest(out / "checkpoints") if resume else (None, [])
     problem = ""
     if who.first:
-        problem = _why_not(out, config, task, data, resume)
+        problem = _why_not(out, config, task, data, resume, checkpoint)
         if not problem and not resume:
             out.mkdir(parents=True, exist_ok=True)
     if who.any(bool(problem)):
         raise CheckpointError(problem or f"the first process could not open {out}.")
     if not resume:
         return None, []
-    checkpoint, problems = load_newest(out / "checkpoints")
     notes = [f"warning: {text} The one before is used." for text in problems]
     here = f"going on from step {checkpoint.step}" if checkpoint else "no checkpoint yet: starting from the beginning"
     return checkpoint, [*notes, here]
 
 
-def _why_not(out: Path, config: LoopConfig, task: str, data: Data, resume: bool) -> str:
+def _why_not(out: Path, config: LoopConfig, task: str, data: Data, resume: bool, checkpoint: Checkpoint | None) -> str:
     """Why a run cannot start, or go on, in this place with these options; nothing if it can."""
     if not resume:
         taken = (out / CONFIG).exists() or (out / "checkpoints").exists()
@@ -214,18 +219,69 @@ def _why_not(out: Path, config: LoopConfig, task: str, data: Data, resume: bool)
         return f"{out} is a run to {before}, not to {task}; leave --task out, or give another --out."
     if read_run_config(out).document["data"].get("texts") != data.fingerprint():
         return f"the texts of {data.name} have changed since {out} was started; use the same, or another --out."
-    return other_options(out, read_run_config(out).document["train"], config, MAY_DIFFER)
+    document, trained = read_run_config(out).document, trained_options(out, type(config), checkpoint)
+    saved = type(config).from_dict(document["train"])
+    for written in (saved, replace(saved, seed=document["seed"])):  # the seed is in the file twice
+        if edited := different_options(trained, written, MAY_DIFFER | BUDGET):
+            named = "; ".join(f"{key}: {before!r} in training, {now!r} in the file" for key, before, now in edited)
+            return f"{out / CONFIG} was edited ({named}); undo the edit, or start a run with another --out."
+    return other_options(out, saved, config, MAY_DIFFER | BUDGET)
 
 
-def other_options(out: Path, saved: Mapping[str, Any], config: LoopConfig, may_differ: Set[str]) -> str:
-    """How the options that something was started with differ from those of now; nothing if they may, or do not."""
-    before, now = (
-        json.loads(json.dumps(options))  # what is new in vitral since then has its default
-        for options in (type(config).from_dict(saved).to_dict(), config.to_dict())
-    )
-    different = [key for key in now if key not in may_differ and before[key] != now[key]]
-    named = "; ".join(f"{key}: {before[key]!r} in the run, {now[key]!r} now" for key in different)
+def trained_options(out: Path, kind: type[LoopConfig], checkpoint: Checkpoint | None) -> LoopConfig:
+    """Return the options that a checkpoint was made with; those of config.json if it has none, as in old versions."""
+    of_file = read_run_config(out).document["train"]
+    return kind.from_dict(checkpoint.values.get("options", of_file) if checkpoint else of_file)
+
+
+def other_options(out: Path, saved: LoopConfig, config: LoopConfig, may_differ: Set[str]) -> str:
+    """Return an error message if the options that something was started with differ from those of now."""
+    different = different_options(saved, config, may_differ)
+    named = "; ".join(f"{key}: {before!r} in the run, {now!r} now" for key, before, now in different)
     return f"{out} was started with other options ({named}); use the same, or another --out." if different else ""
+
+
+def different_options(before: LoopConfig, now: LoopConfig, may_differ: Set[str]) -> list[tuple[str, Any, Any]]:
+    """Return the options that differ, with both values; those of a group by their full name, such as augment.flip."""
+    was, is_ = _flat(before.to_dict()), _flat(now.to_dict())
+    return [(key, was.get(key), is_[key]) for key in is_ if key not in may_differ and was.get(key) != is_[key]]
+
+
+def _flat(options: Mapping[str, Any], group: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in options.items():
+        flat |= _flat(value, f"{group}{key}.") if isinstance(value, Mapping) else {f"{group}{key}": value}
+    return flat
+
+
+def metrics_of_finished(out: Path, config: LoopConfig, checkpoint: Checkpoint | None) -> dict[str, Any] | None:
+    """Return the metrics of a run that has used up this budget, and None of one that has something left to do."""
+    trained = trained_options(out, type(config), checkpoint)
+    same = all(getattr(trained, key) == getattr(config, key) for key in BUDGET)
+    return read_run_config(out).document.get("metrics") if same else None
+
+
+def record_budget(out: Path, config: LoopConfig, checkpoint: Checkpoint | None, steps: int, write: bool) -> None:
+    """Write a changed budget of a resumed run to config.json; raise if the run has trained for more than that.
+
+    A run that was finished is then not finished any more; until it is, its files are those of the smaller budget.
+    """
+    if checkpoint is not None:
+        done, seconds = checkpoint.step, checkpoint.values["seconds"]
+        before = trained_options(out, type(config), checkpoint).max_minutes
+        if done > steps:
+            raise ConfigError(
+                f"{out} has trained for {done} steps, and the budget is {steps}; give more --epochs or --max-steps."
+            )
+        if config.max_minutes not in (None, before) and seconds > 60 * config.max_minutes:
+            raise ConfigError(
+                f"{out} has trained for {seconds / 60:.3g} minutes, and the budget is {config.max_minutes:g}; "
+                f"give more --max-minutes."
+            )
+    document = read_run_config(out).document
+    if write and any(document["train"].get(key) != getattr(config, key) for key in BUDGET):
+        kept = {key: value for key, value in document.items() if key not in ("metrics", "spent", "tokenizers")}
+        write_atomically(out / CONFIG, config_document({**kept, "train": config.to_dict()}))
 
 
 @contextmanager
@@ -287,8 +343,9 @@ def _finish(
     save_tensors(out / "evaluation.safetensors", {f"{p}.{k}": t for p, v in parts.items() for k, t in v.items()})
     (out / "best.safetensors").unlink(missing_ok=True)
     spent = {"steps": state.step, "seconds": state.seconds}
-    write_atomically(out / CONFIG, config_document({**describe, **task.settings(), "spent": spent, "metrics": metrics}))
     write_atomically(out / "README.md", model_card(describe, task, metrics).encode())
+    (out / REPORT).unlink(missing_ok=True)  # of a run that was extended
+    write_atomically(out / CONFIG, config_document({**describe, **task.settings(), "spent": spent, "metrics": metrics}))
     for part, m in metrics.items():
         log.say(f"{part}: {task.summary(m)}, {m['images']:,} {data.what}")
     return Run(out, metrics, data)

@@ -34,6 +34,7 @@ FORMAT_VERSION = 1
 PRETRAIN = "pretrain"
 """What stands for the task of a run that learned without labels."""
 CONFIG, WEIGHTS, TOKENIZERS = "config.json", "model.safetensors", "tokenizer.json"
+REPORT = "report.html"
 
 
 @dataclass(frozen=True)
