@@ -1,5 +1,6 @@
 """What several tests share: random weights that hide nothing, and a measure of difference."""
 
+import re
 import zipfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,6 +79,13 @@ def tampered(source: Path, target: Path, change) -> Path:
         for name in old.namelist():
             new.writestr(name, change(name, old.read(name)))
     return target
+
+
+def documented(page: str, word: str) -> str:
+    """The one Python block of a page in docs/ that holds a word."""
+    blocks = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[1] / "docs" / page).read_text(), re.DOTALL)
+    (block,) = [block for block in blocks if word in block]
+    return block
 
 
 def same(a, b, tolerance: float = 1e-3) -> bool:

@@ -37,7 +37,7 @@ from vitral.tasks.open import infer_task
 from vitral.training.finetune import require_weights
 from vitral.training.pretrain import pretrain_model
 from vitral.training.session import Run, train_model
-from vitral.weights.rundir import PRETRAIN, REPORT, AnyModel, RunConfig, is_run, read_run_config
+from vitral.weights.rundir import PRETRAIN, AnyModel, RunConfig, is_run, read_run_config
 
 
 def resolve_config(
@@ -98,10 +98,11 @@ def train_and_report(
     """Training, then the report."""
     if preset is not None:
         require_weights(config.model, f"--preset {preset}")
-    run = train_model(data, config, out, task=task, resume=resume, quiet=quiet, command=command)
-    if run.wrote and not (out / REPORT).exists():
-        write_report(out, run.data)
-    return run
+
+    return train_model(
+        data, config, out, task=task, resume=resume, quiet=quiet, command=command,
+        report=lambda run: write_report(run.path, run.data),
+    )  # fmt: skip
 
 
 def resolve_pretraining(data: Data, given: Mapping[str, Any], resumed: RunConfig | None = None) -> PretrainConfig:
@@ -150,10 +151,10 @@ def pretrain_and_report(
             draw_progress(method, health.examples(PICTURES), out / "pictures", epoch)
         return health.look(method)
 
-    run = pretrain_model(data, config, out, look, resume=resume, quiet=quiet, command=command)
-    if run.wrote and not (out / REPORT).exists():
-        write_pretraining_report(out)
-    return run
+    return pretrain_model(
+        data, config, out, look, resume=resume, quiet=quiet, command=command,
+        report=lambda run: write_pretraining_report(run.path),
+    )  # fmt: skip
 
 
 def compare(
@@ -216,13 +217,14 @@ def export(
     data: str | Path | Data | None = None,
     **options: Any,
 ) -> Exported:
-    """Write a model as one file that runs without vitral, and try it out: "onnx", "openvino" or "pt2".
+    """Write a model as one file that runs without vitral, and verify it: "onnx", "openvino" or "pt2".
 
-    `vitral.export("runs/digits", "digits.onnx")`; `vitral.Predictor("digits.onnx")` then answers as the run does. The
-    end of the path tells the format if it is not given. `merge` puts token merging into the file
-    (`vitral.models.merge`): faster, with nearly the same answers. With `dynamic_size` it takes images of any size that
-    the patch divides. `int8` makes it smaller and, where the processor has the instructions, faster: `data` are then
-    labelled data to calibrate and judge by, and `options` fields of `vitral.config.QuantizeOptions`.
+    `vitral.export("runs/digits", "digits.onnx")`; `vitral.Predictor("digits.onnx")` then gives the answers of the run.
+    A "pt2" file runs in torch (docs/export.md); vitral does not open it. The suffix of the path determines the format
+    if it is not given. `merge` puts token merging into the file (`vitral.models.merge`): faster, with nearly the same
+    answers. With `dynamic_size` it takes images of any size that is a multiple of the patch size. `int8` makes it
+    smaller and, on processors with such instructions, faster: `data` is then labelled data for calibration and
+    evaluation, and `options` are fields of `vitral.config.QuantizeOptions`.
     """
     path = Path(path)
     format = format_of(path, format)

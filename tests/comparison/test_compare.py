@@ -19,6 +19,7 @@ from vitral.errors import CheckpointError, ConfigError, DataError
 from vitral.models.cost import model_cost
 from vitral.models.zoo import model_spec
 from vitral.training import session
+from vitral.weights.lock import BusyError, locked
 from vitral.weights.rundir import read_run_config
 
 TWO = ["vit_nano_patch2_8", "vit_nano_conv_patch2_8"]
@@ -229,8 +230,32 @@ class TestRuns:
         with pytest.raises(CheckpointError, match=r"70 val, 360 test.*not on.*100 test"):
             vitral.compare(fewer, out=made.path, quiet=True, **SMALL)
         (tmp_path / "letter.txt").write_text("mine")
-        with pytest.raises(CheckpointError, match="is not empty, and holds no comparison"):
+        with pytest.raises(CheckpointError, match="is not empty and holds no comparison"):
             vitral.compare("digits", out=tmp_path, quiet=True, **SMALL)
+
+    def test_a_second_comparison_into_the_same_place_is_refused(self, tmp_path):
+        with locked(tmp_path), pytest.raises(BusyError, match="another process is writing to"):
+            vitral.compare("digits", out=tmp_path, quiet=True, **SMALL)
+        assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+    def test_the_lock_is_held_until_the_results_are_written(self, tmp_path, monkeypatch):
+        refused = []
+
+        def report(out, *parts):
+            with pytest.raises(BusyError), locked(out):
+                pass
+            refused.append(out)
+
+        monkeypatch.setattr("vitral.comparison.compare.write_comparison", report)
+        one = {"models": TWO[:1], "fractions": [1.0], "seeds": 1, "max_steps": 1, "images": 0}
+        vitral.compare("digits", out=tmp_path, quiet=True, **one)
+        assert refused == [tmp_path]
+
+    def test_several_processes_of_torchrun_are_refused(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with pytest.raises(ConfigError, match=r"runs in one process; start it without torchrun"):
+            vitral.compare("digits", out=tmp_path / "out", quiet=True, **SMALL)
+        assert not (tmp_path / "out").exists()
 
     def test_an_interrupted_comparison_goes_on_and_ends_as_an_unbroken_one(self, made, tmp_path, monkeypatch):
         options = SMALL | {"patch_sizes": [], "fractions": [1.0], "seeds": 1, "images": 0}

@@ -143,4 +143,4 @@ def test_from_shards_to_a_model(tmp_path, capsys):
     assert vitral.Predictor(run).source == str(tmp_path / "run")
     assert vitral.load_model(run).config == vitral.Predictor(run.path).model.config
     assert vitral.explain(run, png(1)).source == str(tmp_path / "run")
-    assert vitral.export(run, tmp_path / "m.pt2").path.name == "m.pt2"
+    assert vitral.export(run, tmp_path / "m.onnx").path.name == "m.onnx"

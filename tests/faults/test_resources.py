@@ -43,7 +43,7 @@ def test_a_full_disk_keeps_the_last_checkpoint_and_the_run_goes_on_from_it(tmp_p
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("vitral: checkpoint ")
     assert last.endswith("the earlier ones are untouched. Is the disk full?")
-    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-000004"]
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-000000004"]
     vitral.train("digits", out=out, resume=True, **QUICK)
     a, b = (load_file(path / "model.safetensors") for path in (whole.path, out))
     assert all(torch.equal(a[k], b[k]) for k in a)

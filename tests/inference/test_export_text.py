@@ -11,13 +11,13 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import vitral
-from helpers import difference, redraw, same, tampered
+from helpers import difference, documented, redraw, same
 from vitral.cli.main import main
 from vitral.config import Preprocess, Seq2SeqConfig, TextConfig, TextOptions, ViTConfig, Writing
 from vitral.data.tokenizer import BPE, Characters
 from vitral.errors import CheckpointError, ConfigError, InputError
-from vitral.inference.engines import open_exported, read_document
-from vitral.inference.export import _WRITERS, text_document, write_graph
+from vitral.inference.engines import _onnx_parts, open_exported, read_document
+from vitral.inference.export import text_document, write_graph, write_onnx
 from vitral.inference.predictor import Predictor
 from vitral.inference.text import DecoderGraph, Seq2SeqGraph, WritingFile, text_graph_of
 from vitral.models.generate import generate
@@ -25,7 +25,7 @@ from vitral.models.seq2seq import Memory, Seq2Seq, TextDecoder
 from vitral.tasks.write import Writes
 from vitral.weights.rundir import ARCHITECTURES, config_document
 
-SUFFIXES = {"onnx": ".onnx", "openvino": ".xml", "pt2": ".pt2"}
+SUFFIXES = {"onnx": ".onnx", "openvino": ".xml"}
 SOURCE = BPE.train(["a bad cab fed a dead cafe", 'a "<bed>" & a \x0b face \N{SNOWMAN}'] * 3, 40)
 TARGET = Characters.train(["uvwxyz' &<"])
 PREPROCESS = Preprocess(img_size=(14, 24), crop_mode="pad")
@@ -89,7 +89,7 @@ def authors(files):
 
     def get(what):
         if what not in opened:
-            run, made = files(what, "pt2")
+            run, made = files(what, "onnx")
             opened[what] = Predictor(run).model, WritingFile(open_exported(made.path))
         return opened[what]
 
@@ -118,7 +118,7 @@ def given(what):
     return [np.random.default_rng(i).integers(0, 256, (30 + 7 * i, 41, 3), np.uint8) for i in range(5)]
 
 
-QUICK = [("translate", "pt2"), ("complete", "pt2"), ("tag", "pt2")]
+QUICK = [("translate", "onnx"), ("complete", "onnx"), ("tag", "onnx")]
 SLOW = [(what, format) for what in MODELS for format in SUFFIXES if (what, format) not in QUICK]
 
 
@@ -128,7 +128,7 @@ def test_the_file_alone_answers_as_the_run(files, what, format):
     assert set(made.differences) == {1, 5}
     assert max(made.differences.values()) < 1e-5
     eager, again = Predictor(run), Predictor(made.path)
-    assert again.engine == {"onnx": "onnxruntime", "openvino": "openvino", "pt2": "eager"}[format]
+    assert again.engine == {"onnx": "onnxruntime", "openvino": "openvino"}[format]
     assert again.task.name == what
     for writing in WAYS if isinstance(eager.task, Writes) else [None]:
         eager.task.writing = again.task.writing = writing
@@ -140,7 +140,7 @@ def test_the_file_alone_answers_as_the_run(files, what, format):
 
 
 def test_what_a_file_of_text_says_is_also_beside_it(files):
-    _, made = files("translate", "pt2")
+    _, made = files("translate", "onnx")
     inside, beside = open_exported(made.path).document, json.loads(made.sidecar.read_text())
     assert {key: beside[key] for key in inside} == inside
     assert inside["tokenizers"] == {"source": SOURCE.to_dict(), "target": TARGET.to_dict()}
@@ -160,11 +160,12 @@ def test_what_a_file_of_text_says_is_also_beside_it(files):
 
 
 def test_the_encoder_runs_once_and_each_part_by_itself(files, monkeypatch):
-    _, made = files("translate", "pt2")
+    import onnx
+
+    _, made = files("translate", "onnx")
     engine = open_exported(made.path)
-    used = {
-        name: {node.target for node in run.graph.nodes if node.op == "get_attr"} for name, run in engine._run.items()
-    }
+    models = {part: onnx.load_from_string(model) for part, model in _onnx_parts(made.path, engine.parts).items()}
+    used = {part: {tensor.name for tensor in model.graph.initializer} for part, model in models.items()}
     assert {name.split(".")[-2] for name in used["encoder"] if ".decoder." in name} == {"k", "v"}  # of the source
     assert not any(".encoder." in name or "cross_attn.k" in name for name in used["decoder"])
     calls = []
@@ -255,7 +256,7 @@ def test_a_mask_cannot_be_given_to_a_file(authors):
 
 
 def test_text_that_cannot_be_read_is_one_sentence(files):
-    _, made = files("translate", "pt2")
+    _, made = files("translate", "onnx")
     answers = list(Predictor(made.path).stream(["", "a cab " * 30, "fed"]))
     assert answers[0].error == "the text is empty; give at least one character."
     assert "tokens, and the model reads at most 29" in answers[1].error
@@ -263,7 +264,7 @@ def test_text_that_cannot_be_read_is_one_sentence(files):
 
 
 def test_logits_of_tokens_and_none_of_what_writes(files):
-    run, made = files("tag", "pt2")
+    run, made = files("tag", "onnx")
     tokens = torch.tensor([[1, 5, 6, 2], [1, 7, 2, 0]])
     assert difference(Predictor(made.path).logits(tokens), Predictor(run).logits(tokens)) < 1e-5
     with pytest.raises(InputError, match="source must be at most max_length"):
@@ -271,18 +272,18 @@ def test_logits_of_tokens_and_none_of_what_writes(files):
     with pytest.raises(InputError, match="source must be whole numbers"):
         Predictor(made.path).logits(torch.ones(1, 3, 14, 24))
     with pytest.raises(InputError, match="a model that writes gives texts"):
-        Predictor(files("complete", "pt2")[1].path).logits(tokens)
+        Predictor(files("complete", "onnx")[1].path).logits(tokens)
 
 
 @pytest.mark.parametrize("what", ["translate", "tag"])
 def test_engines_of_a_run_of_text_are_refused_with_a_way_out(files, what):
-    run, _ = files(what, "pt2")
+    run, _ = files(what, "onnx")
     with pytest.raises(InputError, match=r"run in torch; for another engine, export the run \(vitral export\)"):
         Predictor(run, engine="onnxruntime")
 
 
 def test_int8_of_text_is_refused(files, tmp_path):
-    run, _ = files("translate", "pt2")
+    run, _ = files("translate", "onnx")
     with pytest.raises(ConfigError, match="int8 is for models of images"):
         vitral.export(run, tmp_path / "m.onnx", int8=True, data="numbers-en-it")
     assert list(tmp_path.iterdir()) == []
@@ -303,11 +304,35 @@ def test_texts_of_two_tokens_can_be_exported(tmp_path):
     graph = text_graph_of(model, None)
     assert isinstance(graph, DecoderGraph)
     document = text_document(graph, {"preprocess": None, "labels": [], "source_length": 2})
-    made = write_graph(graph, document, tmp_path / "m.pt2", "pt2", _WRITERS["pt2"])
+    made = write_graph(graph, document, tmp_path / "m.onnx", "onnx", write_onnx)
     author = WritingFile(open_exported(made.path))
     for tokens in (torch.tensor([[3]]), torch.tensor([[3, 6]])):
         with torch.no_grad():
             assert difference(author(tokens), model(tokens)) < 1e-5
+
+
+# ---- programs for torch ----
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", [what for what in MODELS if what != "translate"])
+def test_a_program_computes_what_the_model_does(files, what, tmp_path):
+    written = vitral.export(files(what, "onnx")[0], tmp_path / "m.pt2")
+    assert set(written.differences) == {1, 5}
+    assert max(written.differences.values()) < 1e-5
+
+
+def test_the_example_for_text_writes_what_the_run_writes(files, tmp_path, monkeypatch):
+    run, _ = files("translate", "onnx")
+    monkeypatch.chdir(tmp_path)
+    assert max(vitral.export(run, "translator.pt2").differences.values()) < 1e-5
+    names = {}
+    exec(documented("export.md", "translator.pt2"), names)
+    predictor = Predictor(run)
+    ((best, *_),) = predictor.outputs(names["source"])
+    assert len(best.tokens) > 2
+    assert names["written"][: len(best.tokens)] == list(best.tokens)
+    assert names["about"]["tokenizers"]["target"] == TARGET.to_dict()
 
 
 # ---- files of others ----
@@ -334,7 +359,7 @@ MISFIT = {
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_broken_documents_of_text_are_one_sentence(files, what):
-    document = json.loads(files("translate", "pt2")[1].sidecar.read_text())
+    document = json.loads(files("translate", "onnx")[1].sidecar.read_text())
     assert read_document(Path("m.onnx"), json.dumps(document)) == document
     BROKEN[what](document)
     with pytest.raises(CheckpointError, match=r"m\.onnx: what it says about its inputs is broken"):
@@ -343,26 +368,26 @@ def test_broken_documents_of_text_are_one_sentence(files, what):
 
 @pytest.mark.parametrize("what", MISFIT)
 def test_a_document_that_does_not_fit_its_file_is_one_sentence(files, tmp_path, what):
-    def change(name, content):
-        if not name.endswith("vitral.json"):
-            return content
-        document = json.loads(content)
-        MISFIT[what](document)
-        return json.dumps(document).encode()
+    import onnx
 
-    path = tampered(files("translate", "pt2")[1].path, tmp_path / "m.pt2", change)
-    with pytest.raises(CheckpointError, match=r"m\.pt2.* (is broken|is damaged)"):
-        Predictor(path)
+    model = onnx.load(files("translate", "onnx")[1].path)
+    (entry,) = [entry for entry in model.metadata_props if entry.key == "vitral"]
+    document = json.loads(entry.value)
+    MISFIT[what](document)
+    entry.value = json.dumps(document)
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(CheckpointError, match=r"m\.onnx.* (is broken|is damaged)"):
+        Predictor(tmp_path / "m.onnx")
 
 
 # ---- the command line ----
 
 
 def test_export_and_predict_of_text_by_the_command_line(files, tmp_path, capsys):
-    run, _ = files("complete", "pt2")
-    out = tmp_path / "c.pt2"
+    run, _ = files("complete", "onnx")
+    out = tmp_path / "c.onnx"
     assert main(["export", str(run), "--out", str(out), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["format"] == "pt2"
+    assert json.loads(capsys.readouterr().out)["format"] == "onnx"
     answers = []
     for source in (run, out):
         assert main(["predict", str(source), "--prompt", "a bad", "--beam", "3", "--n-best", "2", "--json"]) == 0
@@ -372,7 +397,7 @@ def test_export_and_predict_of_text_by_the_command_line(files, tmp_path, capsys)
 
 
 def test_metrics_of_a_file(files, tmp_path):
-    run, made = files("translate", "pt2")
+    run, made = files("translate", "onnx")
     (tmp_path / "pairs.tsv").write_text("a bad cab\tuvw\nfed\txyz\na cab fed a face\tzyx\n")
     wanted, found = (vitral.evaluate(source, tmp_path / "pairs.tsv", split="train") for source in (run, made.path))
     assert found == wanted
@@ -380,7 +405,7 @@ def test_metrics_of_a_file(files, tmp_path):
 
 
 def test_perplexity_of_a_file(files, tmp_path):
-    run, made = files("complete", "pt2")
+    run, made = files("complete", "onnx")
     (tmp_path / "book.txt").write_text("\n\n".join(TEXTS * 3))
     wanted, found = (vitral.evaluate(source, tmp_path / "book.txt", split="train") for source in (run, made.path))
     assert found["perplexity"] == pytest.approx(wanted["perplexity"], rel=1e-5)
@@ -388,7 +413,7 @@ def test_perplexity_of_a_file(files, tmp_path):
 
 @pytest.mark.slow
 def test_a_caption_of_a_file_by_the_command_line(files, tmp_path, capsys):
-    run, made = files("caption", "pt2")
+    run, made = files("caption", "onnx")
     Image.effect_noise((40, 31), 90).convert("RGB").save(tmp_path / "a.png")
     answers = []
     for source in (run, made.path):

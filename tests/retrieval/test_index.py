@@ -598,7 +598,7 @@ def opened(index, *more, served=()):
 def test_a_server_has_the_model_of_an_index_once(predictor, weights, photos, tmp_path):
     Index.build(predictor, photos, tmp_path / "i")
     other = Predictor(create_model("vit_nano_patch2_8", num_classes=3, in_chans=3, seed=6))
-    exported = tmp_path / "m.pt2"
+    exported = tmp_path / "m.onnx"
     vitral.export(weights, exported)
     assert opened(tmp_path / "i", served=[Predictor(exported), other, predictor]).predictor is predictor
     index = opened(tmp_path / "i", "--engine", "eager", "--max-batch", "5", served=[other])

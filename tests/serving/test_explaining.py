@@ -53,7 +53,7 @@ def predictor_of(kind, folder):
         return Predictor(train_runs(folder, [kind])[kind])
     if kind == "exported":
         model = redraw(VisionTransformer(VIT))
-        return Predictor(vitral.export(model, folder / "model.pt2", format="pt2").path)
+        return Predictor(vitral.export(model, folder / "model.onnx").path)
     if kind == "no positions":
         return Predictor(redraw(VisionTransformer(replace(VIT, positions="none"))))
     if kind in BACKBONES:

@@ -402,7 +402,7 @@ class TestRuns:
         first, *others = sorted((tmp_path / "half" / "checkpoints").iterdir())
         for path in others:
             shutil.rmtree(path)
-        assert first.name == "step-000010"  # in the middle of an epoch of three
+        assert first.name == "step-000000010"  # in the middle of an epoch of three
         (tmp_path / "half" / "model.safetensors").unlink()
         vitral.train(number_pairs(), out=tmp_path / "half", epochs=4, resume=True, **half)
         a, b = load_run(whole.path).state_dict(), load_run(tmp_path / "half").state_dict()

@@ -23,9 +23,33 @@ def make(step, value=0.0):
     )
 
 
+def names(folder):
+    return [path.name for path in list_checkpoints(folder)]
+
+
+def test_the_newest_step_is_kept_however_many_digits_it_has(tmp_path):
+    for step in (999_998, 999_999, 1_000_000, 10**9 - 1, 10**9):
+        save_checkpoint(tmp_path, make(step))
+        assert load_newest(tmp_path)[0].step == step
+    assert names(tmp_path) == ["step-1000000000", "step-999999999"]
+
+
+def test_checkpoints_of_earlier_versions_are_sorted_in(tmp_path):
+    for step, old in ((999_999, "step-999999"), (1_000_000, "step-1000000")):
+        save_checkpoint(tmp_path, make(step)).rename(tmp_path / old)
+    (tmp_path / "step-foo").mkdir()
+    (tmp_path / "step-٣").mkdir()
+    assert names(tmp_path) == ["step-1000000", "step-999999"]
+    save_checkpoint(tmp_path, make(1_000_000, 1.0))  # a run that was resumed at its end
+    assert names(tmp_path) == ["step-001000000", "step-1000000"]
+    save_checkpoint(tmp_path, make(1_000_001))
+    assert names(tmp_path) == ["step-001000001", "step-001000000"]
+    assert (tmp_path / "step-foo").is_dir()
+
+
 def test_what_is_written_is_read(tmp_path):
     save_checkpoint(tmp_path, make(7))
-    back = read_checkpoint(tmp_path / "step-000007")
+    back = read_checkpoint(tmp_path / "step-000000007")
     assert back.step == 7
     assert torch.equal(back.tensors["model"]["w"], make(7).tensors["model"]["w"])
     assert back.values == {"best": 0.5}
@@ -34,7 +58,7 @@ def test_what_is_written_is_read(tmp_path):
 def test_the_newest_two_are_kept(tmp_path):
     for step in (5, 10, 15, 20):
         save_checkpoint(tmp_path, make(step))
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-000020", "step-000015"]
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-000000020", "step-000000015"]
     assert load_newest(tmp_path)[0].step == 20
     assert load_newest(tmp_path / "nothing") == (None, [])
 
@@ -43,7 +67,7 @@ def test_the_newest_two_are_kept(tmp_path):
 def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path, damage):
     for step in (5, 10):
         save_checkpoint(tmp_path, make(step))
-    newest = tmp_path / "step-000010"
+    newest = tmp_path / "step-000000010"
     weights, state = newest / "model.safetensors", newest / "state.json"
     if damage == "flip":
         data = bytearray(weights.read_bytes())
@@ -59,7 +83,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path, damage):
         state.write_text(state.read_text().replace('"format_version": 1', '"format_version": 99'))
     found, problems = load_newest(tmp_path)
     assert found.step == 5
-    assert "step-000010" in problems[0]
+    assert "step-000000010" in problems[0]
 
 
 def test_a_full_disk_costs_nothing_that_was_there(tmp_path, monkeypatch):
@@ -70,16 +94,16 @@ def test_a_full_disk_costs_nothing_that_was_there(tmp_path, monkeypatch):
 
     monkeypatch.setattr("vitral.training.checkpoint.write_tensors", full)
     with pytest.raises(
-        CheckpointError, match=r"step-000010 cannot be written .*No space left.* earlier ones are untouched"
+        CheckpointError, match=r"step-000000010 cannot be written .*No space left.* earlier ones are untouched"
     ):
         save_checkpoint(tmp_path, make(10))
-    assert sorted(os.listdir(tmp_path)) == ["step-000005"]
+    assert sorted(os.listdir(tmp_path)) == ["step-000000005"]
     assert load_newest(tmp_path)[0].step == 5
 
 
 def test_an_unfinished_one_is_never_seen(tmp_path):
     save_checkpoint(tmp_path, make(5))
-    (tmp_path / ".making-step-000010").mkdir()
+    (tmp_path / ".making-step-000000010").mkdir()
     assert load_newest(tmp_path)[0].step == 5
 
 

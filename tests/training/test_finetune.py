@@ -163,7 +163,7 @@ def test_the_rate_of_a_layer_does_not_depend_on_what_is_frozen():
 def test_under_lora_every_weight_but_the_head_stays_to_the_bit(start, lora):
     """In the checkpoint, which holds W, A and B apart; the averages are of what learns alone."""
     before = load_file(f"{start}/model.safetensors")
-    (newest,) = [path for path in (lora.path / "checkpoints").iterdir() if path.name == "step-000012"]
+    (newest,) = [path for path in (lora.path / "checkpoints").iterdir() if path.name == "step-000000012"]
     after, averages = load_file(newest / "model.safetensors"), load_file(newest / "ema.safetensors")
     changed = {"head.weight", "head.bias"}
     assert {name for name in before if name not in changed and not same_bits(before, after, name)} == set()
@@ -175,7 +175,7 @@ def test_under_lora_every_weight_but_the_head_stays_to_the_bit(start, lora):
 
 @torch.no_grad()
 def test_what_is_written_is_the_plain_model_with_lora_folded_in(start, lora):
-    (newest,) = [path for path in (lora.path / "checkpoints").iterdir() if path.name == "step-000012"]
+    (newest,) = [path for path in (lora.path / "checkpoints").iterdir() if path.name == "step-000000012"]
     unmerged = add_lora(load_backbone(start, num_classes=10), RANK, 7.0).eval()
     unmerged.load_state_dict(load_file(newest / "model.safetensors") | load_file(newest / "ema.safetensors"))
     assert all(p.abs().max() > 1e-4 for name, p in lora_parameters(unmerged).items() if name.endswith("lora_B"))
@@ -205,8 +205,8 @@ def test_a_lora_run_goes_on_from_a_checkpoint_to_the_same_bits(start, tmp_path, 
     run = tune(start, tmp_path / "run", **options)
     whole = weights(run.path)
     (run.path / "model.safetensors").unlink()
-    shutil.rmtree(run.path / "checkpoints" / "step-000012")
-    assert [path.name for path in (run.path / "checkpoints").iterdir()] == ["step-000010"]
+    shutil.rmtree(run.path / "checkpoints" / "step-000000012")
+    assert [path.name for path in (run.path / "checkpoints").iterdir()] == ["step-000000010"]
     again = weights(tune(start, tmp_path / "run", resume=True, **options).path)
     assert again.keys() == whole.keys()
     assert all(same_bits(again, whole, name) for name in whole)

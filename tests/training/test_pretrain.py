@@ -488,7 +488,7 @@ class TestRun:
     def test_a_run_of_another_kind_is_not_gone_on_with(self, finished, tmp_path):
         with pytest.raises(CheckpointError, match="is a run to pretrain, not to classify"):
             vitral.train("digits", out=finished["dino"].path, resume=True, task="classify", quiet=True)
-        with pytest.raises(CheckpointError, match="holds a run already"):
+        with pytest.raises(CheckpointError, match="already holds a run"):
             run(finished["dino"].path)
         with pytest.raises(CheckpointError, match=r"lr: 0\.001 in the run, 0\.5 now"):
             run(finished["mae"].path, "mae", resume=True, lr=0.5)

@@ -7,6 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
+from torch import distributed as dist
+
+from vitral.config import TrainConfig
+from vitral.data.sources.digits import load_digits
+from vitral.errors import CheckpointError, TrainingError
+from vitral.training.distributed import Processes, processes
+from vitral.training.session import open_run
+from vitral.weights.lock import locked
 
 SCRIPT = Path(__file__).with_name("processes.py")
 
@@ -58,3 +68,86 @@ def test_a_resumed_run_may_have_another_number_of_processes(before, after, log_s
     parts = np.concatenate([first, second])
     assert np.abs(parts[:, :2] - whole[:, :2]).max() <= 1e-8
     assert before != after or np.array_equal(parts, whole)
+
+
+# ---- restarts by torchrun ----
+
+
+def torchrun(out, kill_rank):
+    """Train with two ranks, of which one is killed at step 7; return what was printed on stderr."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["--max-restarts", "2", str(SCRIPT.with_name("killed_once.py")), "train", "digits", "--out", str(out)]
+    command += ["--max-steps", "12", "--save-steps", "3", "--log-steps", "1", "--resume"]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    env |= {"KILL_RANK": kill_rank, "KILL_STEP": "7"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    out = tmp_path_factory.mktemp("ranks") / "run"
+    assert "was lost" not in torchrun(out, kill_rank="none")
+    return load_file(out / "model.safetensors")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_restart_by_torchrun_continues_the_run(uninterrupted, rank, tmp_path):
+    out = tmp_path / "run"
+    errors = torchrun(out, kill_rank=rank)
+    assert errors.count("resuming from step 6") == 1
+    assert errors.count("the connection to another of the 2 processes was lost") == 1  # a second restart is not needed
+    assert "Traceback" not in errors
+    assert "an error of ours" not in errors
+    weights = load_file(out / "model.safetensors")
+    assert weights.keys() == uninterrupted.keys()
+    assert all(torch.equal(weights[name], uninterrupted[name]) for name in weights)
+
+
+LOST = [
+    RuntimeError("[/src/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4242"),
+    dist.DistNetworkError("Connection closed by peer [127.0.0.1]:4242. More follows.\nAnd more"),
+]
+
+
+@pytest.mark.parametrize("error", LOST, ids=["gloo", "store"])
+def test_a_lost_connection_is_one_sentence(error, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr("vitral.training.distributed._fresh_store", lambda rank, world: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda *args, **options: None)
+    words = r"another of the 3 processes was lost \(Connection closed by peer \[127.0.0.1\]:4242\); start all of them"
+    with pytest.raises(TrainingError, match=words), processes(torch.device("cpu")):
+        raise error
+    with pytest.raises(RuntimeError, match=r"^shapes differ$"), processes(torch.device("cpu")):
+        raise RuntimeError("shapes differ")
+
+
+class Ranks(Processes):
+    """One of two ranks, of which the other raises a flag or does not."""
+
+    other = False
+
+    def any(self, flag):
+        return flag or self.other
+
+
+def test_only_rank_0_takes_the_lock_and_all_ranks_stop_if_it_is_refused(tmp_path):
+    data, config = load_digits(), TrainConfig()
+    with locked(tmp_path), open_run(tmp_path, config, "classify", data, False, Ranks(1, 2)) as opened:
+        assert opened == (False, None, [])
+    refused = Ranks(1, 2)
+    object.__setattr__(refused, "other", True)
+    with (
+        pytest.raises(CheckpointError, match="rank 0 could not open"),
+        open_run(tmp_path, config, "classify", data, False, refused),
+    ):
+        pass
+    with (
+        locked(tmp_path),
+        pytest.raises(CheckpointError, match="another process is writing"),
+        open_run(tmp_path, config, "classify", data, False, Ranks(0, 2)),
+    ):
+        pass

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -89,6 +90,13 @@ def test_a_report_that_was_not_written_is(finished):
     (finished / "report.html").unlink()
     start("classify", finished, resume=True)
     assert (finished / "report.html").exists()
+
+
+def test_weights_that_were_removed_are_made_again(whole, finished):
+    (finished / "model.safetensors").unlink()
+    start("classify", finished, resume=True)
+    assert files(finished)[Path("model.safetensors")] == files(whole["classify"])[Path("model.safetensors")]
+    assert lines(finished) == lines(whole["classify"])
 
 
 def test_a_run_killed_after_its_last_line_does_not_write_it_again(whole, tmp_path, monkeypatch):

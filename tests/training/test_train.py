@@ -16,6 +16,8 @@ from vitral.cli.main import main
 from vitral.config import TOP_K
 from vitral.errors import CheckpointError, ConfigError, DataError, TrainingError, UnknownNameError
 from vitral.training import session
+from vitral.weights.atomic import SUFFIX
+from vitral.weights.lock import BusyError, locked
 
 QUICK = {"epochs": 2, "save_steps": 3, "log_steps": 1, "quiet": True, "eval_every": 1}
 
@@ -37,7 +39,7 @@ def test_a_run_directory_has_what_it_should(finished):
     names = {path.name for path in finished.path.iterdir()}
     assert names == {
         *("README.md", "checkpoints", "config.json", "evaluation.safetensors", "metrics.jsonl", "model.safetensors"),
-        *("report.html", "tensorboard"),
+        *("report.html", "tensorboard", ".lock"),
     }
     config = json.loads((finished.path / "config.json").read_text())
     assert config["format_version"] == 1
@@ -73,7 +75,7 @@ def test_tensorboard_has_the_same_numbers(finished):
 
 
 def test_the_model_is_the_average_not_the_last_step(finished):
-    (newest,) = list((finished.path / "checkpoints").glob("step-000020"))
+    (newest,) = list((finished.path / "checkpoints").glob("step-000000020"))
     assert same(weights(finished.path), load_file(newest / "ema.safetensors"))
     assert not same(weights(finished.path), load_file(newest / "model.safetensors"))
 
@@ -144,10 +146,59 @@ def test_patch_dropout_is_refused_where_every_patch_counts():
     session.drop_patches(torch.nn.Linear(2, 3), 0.0, "segment")
 
 
+class TestLock:
+    def test_a_second_training_into_the_same_place_is_refused(self, tmp_path, capsys):
+        out = tmp_path / "run"
+        with locked(out):
+            assert main(["train", "digits", "--out", str(out), "--max-steps", "1"]) == 2
+            assert main(["train", "digits", "--out", str(out), "--max-steps", "1", "--resume"]) == 2
+            assert main(["pretrain", "digits", "--out", str(out), "--max-steps", "1"]) == 2
+            assert [path.name for path in out.iterdir()] == [".lock"]
+        refusal = f"vitral: another process is writing to {out}; wait until it ends, or give another --out."
+        assert capsys.readouterr().err.splitlines() == [refusal] * 3
+
+    def test_it_is_held_until_the_report_is_written(self, tmp_path, monkeypatch):
+        reports = []
+
+        def report(path, data):
+            with pytest.raises(BusyError):
+                locked(path).__enter__()
+            reports.append(path)
+
+        monkeypatch.setattr("vitral.api.write_report", report)
+        run = vitral.train("digits", out=tmp_path / "run", max_steps=1, quiet=True)
+        assert reports == [run.path]
+        with locked(run.path):
+            pass
+
+    def test_what_a_kill_left_is_removed_by_the_next_start(self, tmp_path, monkeypatch):
+        out = tmp_path / "run"
+        with pytest.raises(KeyboardInterrupt), stop_after(monkeypatch, session, 4):
+            vitral.train("digits", out=out, **QUICK)
+        kept = set(out.rglob("*"))
+        (out / f".best.safetensors.x{SUFFIX}" / "files").mkdir(parents=True)
+        (out / "checkpoints" / ".making-step-000000007" / "model.safetensors").mkdir(parents=True)
+        (out / ".config.json.4242.tmp").write_text("{")  # as vitral 0.1.0 named it
+        (out / ".notes.tmp").write_text("of the user")
+        with pytest.raises(KeyboardInterrupt), stop_after(monkeypatch, session, 1):
+            vitral.train("digits", out=out, resume=True, **QUICK)
+        more = {path.relative_to(out).parts[0] for path in set(out.rglob("*")) - kept}
+        assert {".notes.tmp"} <= more <= {".notes.tmp", "tensorboard", "checkpoints"}
+        assert all(path.name.startswith("step-") for path in (out / "checkpoints").iterdir())
+
+
+class TestResume:
+    def test_it_starts_a_run_where_there_is_none(self, finished, tmp_path, capsys):
+        run = vitral.train("digits", out=tmp_path / "new", resume=True, **(QUICK | {"quiet": False}))
+        assert f"no run in {run.path} yet: starting one" in capsys.readouterr().err.replace("\n", "")
+        assert same(weights(run.path), weights(finished.path))
+        assert json.loads((run.path / "config.json").read_text())["train"]["epochs"] == 2
+
+
 class TestRefusals:
     def test_a_run_is_never_written_over(self, finished):
         with pytest.raises(
-            CheckpointError, match="holds a run already; pass --resume to go on with it, or another --out"
+            CheckpointError, match="already holds a run; pass --resume to continue it, or give another --out"
         ):
             vitral.train("digits", out=finished.path, **QUICK)
 
@@ -155,9 +206,11 @@ class TestRefusals:
         with pytest.raises(CheckpointError, match=r"started with other options \(lr: 0\.003 in the run, 0\.5 now\)"):
             vitral.train("digits", out=finished.path, resume=True, lr=0.5, **QUICK)
 
-    def test_nothing_to_resume(self, tmp_path):
-        with pytest.raises(CheckpointError, match="holds no run to go on with"):
-            vitral.train("digits", out=tmp_path / "none", resume=True, **QUICK)
+    def test_checkpoints_without_their_config_are_not_resumed(self, tmp_path):
+        (tmp_path / "checkpoints").mkdir()
+        for resume in (False, True):
+            with pytest.raises(CheckpointError, match=r"has checkpoints but no config\.json"):
+                vitral.train("digits", out=tmp_path, resume=resume, **QUICK)
 
     def test_bad_options_leave_nothing_behind(self, tmp_path):
         out = tmp_path / "run"

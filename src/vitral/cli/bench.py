@@ -25,7 +25,8 @@ class Options:
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]
-    """Run directory, file of weights, exported file, or a name from vitral models (fresh weights are as fast)."""
+    """Run directory, file of weights, exported file (.onnx, .xml), or a name from vitral models (fresh weights are as
+    fast)."""
     engines: Annotated[str, tyro.conf.arg(metavar="A,B", help_behavior_hint="(default: all that are installed)")] = ""
     """Engines: eager, packed, compile, onnxruntime, openvino. The first is what ratios refer to."""
     batch_sizes: Annotated[str, tyro.conf.arg(metavar="N,M")] = "1,8"

@@ -13,7 +13,7 @@ from vitral.errors import ConfigError
 
 @dataclass(frozen=True)
 class Options:
-    """Export a model, and try the file out beside the model.
+    """Export a model to a file, and verify the file against the model.
 
     The file takes any number of images of the size that the model is fed, or with --dynamic-size of any, or of texts.
     Preprocessing, tokenizers, task and labels are in it, so vitral predict digits.onnx image.png needs no more.
@@ -33,9 +33,9 @@ class Options:
         ExportFormat | None,
         tyro.conf.arg(metavar="{onnx,openvino,pt2}", help_behavior_hint="(default: as --out ends, or onnx)"),
     ] = None
-    """ONNX, OpenVINO (.xml with .bin), or torch's own (.pt2)."""
+    """ONNX, OpenVINO (.xml with .bin), or a program for torch (.pt2), which vitral writes but does not open."""
     out: Annotated[str, tyro.conf.arg(metavar="FILE", help_behavior_hint="(default: model.* in the run)")] = ""
-    """File to write; a JSON file beside it tells what is in it."""
+    """File to write; a JSON file next to it describes its contents."""
     merge: Annotated[float, tyro.conf.arg(metavar="R")] = Running.merge
     """Token merging in the file, as in vitral predict: patches that each block merges into others, or below 1 the share
     of all that is gone at the end."""
@@ -53,7 +53,7 @@ class Options:
 
 
 def run(options: Options) -> None:
-    """Export, and say how far file and model are apart."""
+    """Export, and report the difference between file and model."""
     from vitral.api import export
     from vitral.inference.export import SUFFIXES
 

@@ -44,7 +44,7 @@ class Options:
     config: Annotated[str, tyro.conf.arg(metavar="FILE.toml|RECIPE", help_behavior_hint="")] = ""
     """File of options, under the names of the flags; or a recipe."""
     resume: bool = False
-    """Go on with the run in --out from its newest checkpoint."""
+    """Continue the run in --out from its newest checkpoint; start one if there is none."""
     image_column: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """Column of image paths in a table."""
     json: bool = False

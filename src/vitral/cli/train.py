@@ -54,7 +54,7 @@ class Options:
     task: Annotated[TaskName | None, tyro.conf.arg(help_behavior_hint="(default: told by the data)")] = None
     """What to learn."""
     resume: bool = False
-    """Go on with the run in --out from its newest checkpoint."""
+    """Continue the run in --out from its newest checkpoint; start one if there is none."""
     seeds: int = 1
     """Repeat with this many seeds and report mean and spread."""
     image_column: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None

@@ -34,33 +34,33 @@ def compare_models(
     """Train every model on every share of the data with every seed, and write results.json and report.html."""
     cut = data.with_splits(train.val_fraction, train.test_fraction, seed=0)
     plan = make_plan(cut, compare, train, out)
-    open_comparison(out, cut, compare, train)
-    say(f"{cut.describe()}; {len(plan.trials)} runs, each with {plan.budget}")
-    results = run_trials(data, plan, say, quiet, command)
-    rows = summarize(results)
-    made = provenance(cut, train, [], command)
-    document = {
-        "format_version": 1,
-        **{key: made[key] for key in ("data", "train", "command", "versions", "git_revision")},
-        "compare": compare.to_dict(),
-        "budget": plan.budget,
-        "judged_on": judged_on(cut.splits),
-        "models": {
-            each.label: {"model": each.model, "patch_size": each.patch_size, "params": each.cost.params,
-                         "macs": each.cost.macs, "config": each.config.to_dict()}
-            for each in (*plan.candidates, *plan.patched)
-        },
-        "verdicts": [
-            {"sentence": sentence, "clear": verdict.clear, **vars(verdict)}
-            for verdict, sentence in judge([row for row in rows if row.label in plan.rivals])
-        ],
-        "summary": [asdict(row) for row in rows],
-        "runs": [asdict(result) for result in results],
-    }  # fmt: skip
-    found = _measured(cut, compare, plan, say) if compare.images else {}
-    document["measures"] = {label: each.found for label, each in found.items()}
-    write_comparison(out, document, plan, results, rows, train, found)
-    write_atomically(out / RESULTS, (json.dumps(document, indent=1) + "\n").encode())
+    with open_comparison(out, cut, compare, train):
+        say(f"{cut.describe()}; {len(plan.trials)} runs, each with {plan.budget}")
+        results = run_trials(data, plan, say, quiet, command)
+        rows = summarize(results)
+        made = provenance(cut, train, [], command)
+        document = {
+            "format_version": 1,
+            **{key: made[key] for key in ("data", "train", "command", "versions", "git_revision")},
+            "compare": compare.to_dict(),
+            "budget": plan.budget,
+            "judged_on": judged_on(cut.splits),
+            "models": {
+                each.label: {"model": each.model, "patch_size": each.patch_size, "params": each.cost.params,
+                             "macs": each.cost.macs, "config": each.config.to_dict()}
+                for each in (*plan.candidates, *plan.patched)
+            },
+            "verdicts": [
+                {"sentence": sentence, "clear": verdict.clear, **vars(verdict)}
+                for verdict, sentence in judge([row for row in rows if row.label in plan.rivals])
+            ],
+            "summary": [asdict(row) for row in rows],
+            "runs": [asdict(result) for result in results],
+        }  # fmt: skip
+        found = _measured(cut, compare, plan, say) if compare.images else {}
+        document["measures"] = {label: each.found for label, each in found.items()}
+        write_comparison(out, document, plan, results, rows, train, found)
+        write_atomically(out / RESULTS, (json.dumps(document, indent=1) + "\n").encode())
     return Comparison(out, document)
 
 

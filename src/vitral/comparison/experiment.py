@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 from vitral.comparison.plan import Plan, Trial
 from vitral.config import CompareConfig, TrainConfig
 from vitral.data.sources.base import Data
-from vitral.errors import CheckpointError
+from vitral.errors import CheckpointError, ConfigError
+from vitral.training.distributed import world_size
 from vitral.training.session import MAY_DIFFER, other_options, train_model
-from vitral.weights.atomic import write_atomically
+from vitral.weights.atomic import remove_orphans, write_atomically
 from vitral.weights.files import read_json
+from vitral.weights.lock import LOCK, locked
 from vitral.weights.rundir import is_run, read_run_config
 
 STARTED = "compare.json"
@@ -45,8 +48,19 @@ class Result:
     path: str
 
 
-def open_comparison(out: Path, data: Data, compare: CompareConfig, train: TrainConfig) -> None:
-    """Write down what the comparison is made of; raise if the place holds one that was made of something else.
+@contextmanager
+def open_comparison(out: Path, data: Data, compare: CompareConfig, train: TrainConfig) -> Iterator[None]:
+    """Lock the folder of a comparison, and start one there or check that it can be continued with these options."""
+    if world_size() > 1:
+        raise ConfigError("vitral compare runs in one process; start it without torchrun.")
+    with locked(out):
+        remove_orphans(out)
+        _start_or_check(out, data, compare, train)
+        yield
+
+
+def _start_or_check(out: Path, data: Data, compare: CompareConfig, train: TrainConfig) -> None:
+    """Write down what a new comparison is made of; raise if there is one that was made of something else.
 
     Models, fractions, seeds and patch sizes may be added later: they are further runs, not other ones.
     """
@@ -64,9 +78,8 @@ def open_comparison(out: Path, data: Data, compare: CompareConfig, train: TrainC
         if problem:
             raise CheckpointError(problem)
         return
-    if out.is_dir() and any(out.iterdir()):
-        raise CheckpointError(f"{out} is not empty, and holds no comparison to go on with; give another --out.")
-    out.mkdir(parents=True, exist_ok=True)
+    if any(file.name != LOCK for file in out.iterdir()):
+        raise CheckpointError(f"{out} is not empty and holds no comparison to continue; give another --out.")
     document = {"data": now, "train": train.to_dict(), "max_macs": compare.max_macs}
     write_atomically(place, (json.dumps(document, indent=1) + "\n").encode())
 

@@ -6,7 +6,6 @@ else.
 
 import os
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from vitral.errors import VitralError
 from vitral.inference.cache import CACHE_BYTES, keep_newest, key_of, private_folder
 from vitral.inference.timing import machine
+from vitral.weights.atomic import workspace
 
 Run = Callable[..., Any]
 
@@ -48,10 +48,10 @@ def _compile(program: Any, path: Path) -> None:
     """Compile in a folder that is removed, and put the result in its place when it is whole."""
     from torch._inductor.utils import fresh_cache
 
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = Path(folder) / path.name
+    with workspace(path) as folder:
+        made = folder / path.name
         try:
-            with torch.no_grad(), fresh_cache(dir=folder):
+            with torch.no_grad(), fresh_cache(dir=str(folder)):
                 torch._inductor.aoti_compile_and_package(
                     program, package_path=str(made), inductor_configs={"freezing": True}
                 )

@@ -4,9 +4,7 @@
 torch are imported when an engine of theirs is made.
 """
 
-import hashlib
 import json
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,20 +14,17 @@ from typing import Any, ClassVar, get_args
 import torch
 from torch import Tensor, nn
 
-from vitral.config import EngineName, ExportFormat
+from vitral.config import EngineName
 from vitral.errors import CheckpointError, ConfigError, InputError, VitralError
-from vitral.inference.compiled import load_or_compile
 from vitral.inference.graph import DECODER, FREE_SIDES, WHOLE, Graph, Parts, assemble
 from vitral.inference.lanes import in_lanes
 from vitral.inference.one_by_one import best_call, compile_openvino
 from vitral.inference.packages import import_openvino, require
-from vitral.inference.program import DOCUMENT, checked_program, part_of
 from vitral.models.seq2seq import check_tokens
+from vitral.weights.files import refuse_program
 
 Document = dict[str, Any]
 """What an exported file knows about itself: task, labels, preprocessing (`vitral.inference.export.describe`)."""
-FORMATS: dict[str, ExportFormat] = {".onnx": "onnx", ".xml": "openvino", ".pt2": "pt2"}
-"""Ends of the names of exported files."""
 
 
 class Engine(ABC):
@@ -236,58 +231,23 @@ def _openvino_part(model: Any, inputs: Sequence[str], outputs: Sequence[str]) ->
     return import_openvino().Model(ends, [model.input(name).get_node() for name in inputs])
 
 
-class Program(FileEngine):
-    """A `.pt2` file: torch's own form of a graph, run operation by operation."""
-
-    name = "eager"
-
-    def __init__(self, path: Path) -> None:
-        self.document, program = _load_program(path)
-        with _reading(path):
-            self._run = self._runners(path, program)
-
-    def _runners(self, path: Path, program: Any) -> dict[str, Callable[..., Any]]:
-        """What computes each part."""
-        module = program.module()
-        return {
-            name: module if len(self.parts) == 1 else part_of(module, inputs, map(self.outputs.index, outputs))
-            for name, (inputs, outputs) in self.parts.items()
-        }
-
-    @torch.inference_mode()
-    def _tensors(self, part: str, inputs: Sequence[Tensor]) -> list[Tensor]:
-        return list(self._run[part](*inputs))
-
-
-class CompiledProgram(Program):
-    """A `.pt2` file, compiled."""
-
-    name = "compile"
-
-    def _runners(self, path: Path, program: Any) -> dict[str, Callable[..., Any]]:
-        if "parts" in self.document:
-            raise ConfigError("a file that writes text is not compiled; leave --engine out.")
-        run = load_or_compile(hashlib.sha256(path.read_bytes()).hexdigest(), lambda: program)
-        return dict.fromkeys(self.parts, run)
-
-
 FILE_ENGINES: dict[str, tuple[type[FileEngine], ...]] = {
     ".onnx": (OnnxRuntime, OpenVINO),
     ".xml": (OpenVINO,),
-    ".pt2": (Program, CompiledProgram),
 }
 """What runs a file of each kind; the first does unless another is asked for."""
 
 
 def is_exported(source: object) -> bool:
-    """Whether a source names an exported file."""
-    return isinstance(source, str | Path) and Path(source).suffix in FORMATS and not Path(source).is_dir()
+    """Whether a source names an exported file that vitral runs."""
+    return isinstance(source, str | Path) and Path(source).suffix in FILE_ENGINES and not Path(source).is_dir()
 
 
 def open_exported(path: Path, engine: str | None = None) -> FileEngine:
     """An exported file, in the engine that is asked for, or in the one that is made for it."""
     if not path.is_file():
-        raise CheckpointError(f"{path} is not there.")
+        raise CheckpointError(f"{path} does not exist; give an exported file, a run directory or a file of weights.")
+    refuse_program(path)
     usual, *_ = kinds = FILE_ENGINES[path.suffix]
     if engine is None:
         return usual(path)
@@ -353,15 +313,6 @@ def _parts(document: Document) -> Parts:
         name: (tuple(each["name"] for each in part["inputs"]), tuple(part["outputs"]))
         for name, part in document["parts"].items()
     }
-
-
-def _load_program(path: Path) -> tuple[Document, Any]:
-    checked = checked_program(path)
-    with _reading(path), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        extra = {DOCUMENT: ""}
-        program = torch.export.load(checked, extra_files=extra)
-        return read_document(path, extra[DOCUMENT] or None), program
 
 
 @contextmanager

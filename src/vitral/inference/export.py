@@ -1,12 +1,12 @@
-"""A model as one file that runs without vitral: ONNX, OpenVINO or torch's `.pt2`, tried out before it is left there.
+"""A model as one file that runs without vitral: ONNX, OpenVINO or torch's `.pt2`, verified before it is kept.
 
-What the file needs to be used, preprocessing, task and labels, goes into it, and beside it as JSON.
+What the file needs to be used, preprocessing, task and labels, is stored in it, and next to it as JSON. `.pt2` is an
+output only: opening one can run code (`vitral.weights.files.refuse_program`).
 """
 
 import json
 import logging
 import os
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,17 +23,21 @@ from vitral import __version__
 from vitral.config import ExportFormat, Preprocess, pair
 from vitral.data.inputs import ImageInputs, Inputs, TextInputs
 from vitral.errors import CheckpointError, ConfigError, InputError, VitralError
-from vitral.inference.engines import FORMATS, Document, open_exported
+from vitral.inference.engines import Document, open_exported
 from vitral.inference.graph import DECODER, FREE_SIDES, INPUT, Graph, graph_of, output_names
 from vitral.inference.packages import import_openvino, require
-from vitral.inference.program import DOCUMENT
 from vitral.inference.text import TextGraph, keys_shape, text_graph_of
 from vitral.models.merge import MergingViT
 from vitral.models.seq2seq import DecoderModel, Seq2Seq, TextEncoder
 from vitral.tasks.base import Task
 from vitral.tasks.write import Write, Writes
+from vitral.weights.atomic import workspace
 
-SUFFIXES = {format: suffix for suffix, format in FORMATS.items()}
+SUFFIXES: dict[ExportFormat, str] = {"onnx": ".onnx", "openvino": ".xml", "pt2": ".pt2"}
+"""How the name of an exported file ends, by its format."""
+FORMATS: dict[str, ExportFormat] = {suffix: format for format, suffix in SUFFIXES.items()}
+DOCUMENT = "vitral.json"
+"""Name of the document inside a `.pt2` archive."""
 EMBED = "embed"
 """What stands for the task of a model without a head."""
 BATCHES = (1, 5)
@@ -207,7 +211,7 @@ Writer = Callable[[AnyGraph, Document, Path], None]
 
 
 def write_graph(graph: AnyGraph, document: Document, path: Path, format: str, write: Writer) -> Exported:
-    """Write a graph in a folder beside its place, try it there, and move it."""
+    """Write a graph to a private temporary folder next to its path, verify it there, and move it."""
     with staging(path) as made:
         with quiet():
             write(graph, {"format": format, **document}, made)
@@ -223,10 +227,10 @@ def write_graph(graph: AnyGraph, document: Document, path: Path, format: str, wr
 
 @contextmanager
 def staging(path: Path) -> Iterator[Path]:
-    """A place beside the path for a file and its parts, until they are put there or given up."""
+    """A name for a file and its parts until they are moved to `path`, or discarded."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-        yield Path(folder) / path.name
+    with workspace(path) as folder:
+        yield folder / path.name
 
 
 def put_in_place(made: Path, path: Path, document: Document, differences: dict[int, float]) -> Exported:
@@ -244,21 +248,44 @@ def put_in_place(made: Path, path: Path, document: Document, differences: dict[i
 
 
 def compare(graph: AnyGraph, path: Path, batches: tuple[int, ...] = BATCHES) -> dict[int, float]:
-    """How far a file is from the model: for batches of each size, as a share of each output's largest number.
+    """Differences between a file that was just written and the model, by batch size.
 
-    Where images may have any size, the larger of the differences at two.
+    Each is the maximum over outputs, relative to the largest absolute value of the output. For images of any size, the
+    maximum over two sizes.
     """
-    engine = open_exported(path)
+    run = (_run_program if FORMATS[path.suffix] == "pt2" else _run_parts)(graph, path)
     found = dict.fromkeys(batches, 0.0)
     for batch, *steps in product(batches, STEPS) if graph.multiple else ((batch,) for batch in batches):
         inputs = dict(zip(graph.inputs, graph.examples(batch, batch, *steps), strict=True))
         with torch.inference_mode():
-            wanted = dict(zip(graph.outputs, graph(*inputs.values()), strict=True))
-        for part, (names, outputs) in graph.parts.items():
-            given = engine.run_part(part, [inputs[name] for name in names])
-            apart = [_difference(a, wanted[name]) for a, name in zip(given, outputs, strict=True)]
-            found[batch] = float(np.max([found[batch], *apart]))  # NaN stays
+            wanted, given = dict(zip(graph.outputs, graph(*inputs.values()), strict=True)), run(inputs)
+        apart = [_difference(given[name], wanted[name]) for name in graph.outputs]
+        found[batch] = float(np.max([found[batch], *apart]))  # NaN stays
     return found
+
+
+Run = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+"""The outputs of a file for its inputs, both by name."""
+
+
+def _run_parts(graph: AnyGraph, path: Path) -> Run:
+    """Run each part of an ONNX or OpenVINO file on its own."""
+    engine = open_exported(path)
+
+    def run(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        outputs: dict[str, Tensor] = {}
+        for part, (names, given) in graph.parts.items():
+            outputs |= zip(given, engine.run_part(part, [inputs[name] for name in names]), strict=True)
+        return outputs
+
+    return run
+
+
+def _run_program(graph: AnyGraph, path: Path) -> Run:
+    """Run a `.pt2` file. Loading executes it, so only a file that this process has just written is passed here."""
+    with quiet():
+        module = torch.export.load(path).module()
+    return lambda inputs: dict(zip(graph.outputs, module(*inputs.values()), strict=True))
 
 
 def _difference(a: Tensor, b: Tensor) -> float:

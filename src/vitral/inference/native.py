@@ -9,7 +9,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from vitral.errors import VitralError
 from vitral.inference.cache import key_of, private_folder
+from vitral.weights.atomic import workspace
 
 SOURCE = files("vitral.inference").joinpath("attention.cpp")
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
@@ -64,8 +64,8 @@ def _abilities() -> list[str]:
 
 def _compile(compiler: str, source: bytes, path: Path) -> None:
     """Compile in a folder that is removed, and put the result in its place when it is whole."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = Path(folder) / path.name
+    with workspace(path) as folder:
+        made = folder / path.name
         command = [compiler, *FLAGS, "-x", "c++", "-", "-o", str(made)]
         subprocess.run(command, input=source, capture_output=True, check=True, timeout=COMPILER_SECONDS)
         made.replace(path)

@@ -4,7 +4,6 @@ Parts are only ever added; `index.json`, replaced in one step, says which of the
 or the new one, and at worst a part that nothing names, which the next writer removes.
 """
 
-import fcntl
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,8 +21,9 @@ from vitral.config import NearestKind
 from vitral.errors import CheckpointError
 from vitral.retrieval.nearest import Approximate, Exact, Nearest, import_faiss
 from vitral.retrieval.store import Item, Manifest, Rows
-from vitral.weights.atomic import save_tensors, write_atomically
+from vitral.weights.atomic import remove_orphans, save_tensors, write_atomically
 from vitral.weights.files import read_json
+from vitral.weights.lock import LOCK, locked
 
 MANIFEST = "index.json"
 PART_ITEMS = 8192
@@ -134,15 +134,9 @@ class Folder:
 
     @contextmanager
     def writing(self) -> Iterator[Manifest | None]:
-        """Nobody else writes meanwhile; the lock of a process that was killed is gone with it."""
+        """Hold the lock of the folder and read what is there; None if it is empty."""
         self._make_folder()
-        with (self.path / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise CheckpointError(
-                    f"another process writes to {self.path}; wait for it, or give another --out."
-                ) from error
+        with locked(self.path):
             manifest = self.open() if self._exists() else None
             if manifest:
                 self._remove_orphans()
@@ -163,7 +157,7 @@ class Folder:
             self.path.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
             raise CheckpointError(f"{self.path} is a file, and an index is a folder; give another --out.") from None
-        ours = (file.name == ".lock" or file.name.endswith(".tmp") for file in self.path.iterdir())
+        ours = (file.name == LOCK or file.name.endswith(".tmp") for file in self.path.iterdir())
         if not self._exists() and not all(ours):
             raise CheckpointError(f"{self.path} is not empty and not an index; give another --out.")
 
@@ -242,7 +236,8 @@ class Folder:
         self._remove_orphans()
 
     def _remove_orphans(self) -> None:
-        """Remove what a kill left behind, and parts that no longer count."""
+        """Remove what killed processes left behind, and parts that no longer count."""
+        remove_orphans(self.path)
         for file in self.path.iterdir():
             left = file.name.endswith(".tmp") or (file.suffix == ".safetensors" and file.name not in self._parts)
             if left and file.is_file():

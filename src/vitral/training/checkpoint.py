@@ -1,10 +1,11 @@
-"""Checkpoints from which a run goes on bit for bit, written so that no accident costs the one before.
+"""Checkpoints from which a run resumes bit for bit; writing one never endangers the one before.
 
-A checkpoint is a folder `step-000123` of safetensors files and a `state.json`, which is written last and holds the
-size and checksum of every file. It is made under another name and renamed when whole. Nothing here is ever unpickled.
+A checkpoint is a folder `step-000000123` of safetensors files and a `state.json`, which is written last and holds the
+size and checksum of every file. It is made under another name and renamed when complete. Nothing is ever unpickled.
 """
 
 import json
+import re
 import shutil
 import zlib
 from dataclasses import dataclass
@@ -17,14 +18,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vitral.errors import CheckpointError
-from vitral.weights.atomic import sync_folder, write_atomically, write_tensors
+from vitral.weights.atomic import remove_orphans, sync_folder, write_atomically, write_tensors
 
 FORMAT_VERSION = 1
+MAKING = ".making-"
+"""Start of the name of a checkpoint that is not complete yet."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run needs to go on: groups of tensors (`model`, `ema`, `optimizer`, ...) and plain values."""
+    """What a run needs to resume: groups of tensors (`model`, `ema`, `optimizer`, ...) and plain values."""
 
     step: int
     tensors: dict[str, dict[str, Tensor]]
@@ -34,8 +37,8 @@ class Checkpoint:
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int = 2) -> Path:
     """Write `folder/step-...`, then remove all but the newest `keep`. On failure the earlier ones stay as they are."""
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"step-{checkpoint.step:06d}"
-    making = folder / f".making-{target.name}"
+    target = folder / f"step-{checkpoint.step:09d}"
+    making = folder / f"{MAKING}{target.name}"
     shutil.rmtree(making, ignore_errors=True)
     try:
         making.mkdir()
@@ -60,8 +63,25 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int = 2) -> Path
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Checkpoint folders, the newest first."""
-    return sorted((path for path in folder.glob("step-*") if path.is_dir()), reverse=True)
+    """Checkpoint folders, the newest first. Earlier versions wrote step numbers with fewer digits."""
+    steps = {path: number for path in folder.glob("step-*") if path.is_dir() and (number := _step(path)) is not None}
+    return sorted(steps, key=lambda path: (steps[path], len(path.name)), reverse=True)
+
+
+def _step(path: Path) -> int | None:
+    """The step that the name of a checkpoint gives; None if the folder is no checkpoint."""
+    name = re.fullmatch(r"step-([0-9]+)", path.name)
+    return int(name[1]) if name else None
+
+
+def remove_leftovers(run: Path) -> None:
+    """Remove the temporary files that killed processes left in a run directory; for the holder of its lock."""
+    remove_orphans(run)
+    for folder in (run / "checkpoints").glob(f"{MAKING}step-*"):
+        shutil.rmtree(folder, ignore_errors=True)
+    for file in run.glob(".*.tmp"):
+        if re.search(r"\.[0-9]+\.tmp$", file.name) and file.is_file():  # the names that earlier versions gave
+            file.unlink(missing_ok=True)
 
 
 def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:

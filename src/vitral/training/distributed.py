@@ -4,14 +4,24 @@ gloo on CPUs, NCCL on GPUs. Sharding of weights (FSDP2) has its place in `wrap`.
 """
 
 import os
+import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from uuid import uuid4
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
+
+from vitral.errors import TrainingError
+
+JOIN_SECONDS = 1800
+"""How long rank 0 waits for the others to start."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +79,67 @@ class Processes:
 
 @contextmanager
 def processes(device: torch.device) -> Iterator[Processes]:
-    """Join the other processes that torchrun has started, if any, and leave them at the end."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    """Join the other processes that torchrun has started, if any, and leave them at the end.
+
+    Raises:
+        TrainingError: if another process ends or cannot be reached while this one needs it.
+    """
+    world = world_size()
     if world == 1:
         yield Processes(0, 1)
         return
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     try:
-        yield Processes(dist.get_rank(), world)
+        rank = int(os.environ["RANK"])
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=_fresh_store(rank, world), rank=rank, world_size=world)
+        yield Processes(rank, world)
+    except RuntimeError as error:
+        if not _is_lost_connection(error):
+            raise
+        raise TrainingError(
+            f"the connection to another of the {world} processes was lost ({_reason(error)}); start all of them again "
+            f"with --resume to continue from the newest checkpoint."
+        ) from error
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def world_size() -> int:
+    """The number of processes that torchrun has started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _fresh_store(rank: int, world: int) -> Store:
+    """The store through which processes find each other, without the keys of earlier attempts.
+
+    torchrun keeps one store over its restarts (pytorch issue 135712): processes would connect to those that have
+    ended. So rank 0 invents a prefix, and passes it to each of the others under a key that only that process knows.
+    """
+    store = next(rendezvous("env://"))[0]
+    own = uuid4().hex
+    if rank:
+        store.set(f"join/{rank}", own)
+        prefix = store.get(f"prefix/{own}").decode()
+        store.set(f"{prefix}/joined/{rank}", "")
+        return PrefixStore(prefix, store)
+    missing, end = set(range(1, world)), time.monotonic() + JOIN_SECONDS
+    while missing:
+        if time.monotonic() > end:
+            raise dist.DistStoreError(f"rank {min(missing)} did not join within {JOIN_SECONDS} s")
+        for other in missing:
+            if store.check([f"join/{other}"]):  # by an earlier attempt, or by this one
+                store.set(f"prefix/{store.get(f'join/{other}').decode()}", own)
+        time.sleep(0.01)
+        missing = {other for other in missing if not store.check([f"{own}/joined/{other}"])}
+    return PrefixStore(own, store)
+
+
+def _is_lost_connection(error: RuntimeError) -> bool:
+    """Whether an error comes from the communication between processes; gloo raises plain RuntimeErrors."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
+
+
+def _reason(error: RuntimeError) -> str:
+    """The first sentence of an error, without places in torch's source."""
+    return re.sub(r"\[\S*/\S*\]\s*", "", str(error).splitlines()[0]).split(". ")[0].rstrip(".")

@@ -31,6 +31,7 @@ from vitral.training.session import (
     provenance,
     record_budget,
     signals,
+    write_missing_report,
 )
 from vitral.weights.atomic import save_tensors, write_atomically
 from vitral.weights.load import is_source
@@ -63,19 +64,22 @@ def _make_vit(config: PretrainConfig, in_chans: int, **fresh: Any) -> VisionTran
 
 def pretrain_model(
     data: Data, config: PretrainConfig, out: Path, look: Look, *, resume: bool = False, quiet: bool = False,
-    command: str = "",
+    command: str = "", report: Callable[[Run], object] | None = None,
 ) -> Run:  # fmt: skip
-    """Let a model learn from images alone, and write its run directory; `data` have the parts that are needed."""
+    """Train a model on images without labels and write its run directory, which is locked until `report` has returned.
+
+    `data` has the splits that are needed. With `resume`, a run in `out` continues from its newest checkpoint; if there
+    is none, one is started.
+    """
     if data.what != "images":
         raise DataError(f"{data.name} has {data.what}; pretraining is for images.")
     device = resolve_device(config.device)
     dtype, notice = resolve_precision(config.precision, device)
-    with processes(device) as who:
-        checkpoint, notes = open_run(out, config, PRETRAIN, data, resume, who)
+    with processes(device) as who, open_run(out, config, PRETRAIN, data, resume, who) as (resumed, checkpoint, notes):
         log = RunLog(out / "metrics.jsonl" if who.first else None, quiet, checkpoint.step if checkpoint else 0, SIGNALS)
-        if resume and (finished := metrics_of_finished(out, config, checkpoint)) is not None:
+        if resumed and (finished := metrics_of_finished(out, config, checkpoint)) is not None:
             log.say(f"{out} is finished and stays as it is; more --epochs or --max-steps would extend it")
-            return Run(out, finished, data, wrote=who.first)
+            return write_missing_report(Run(out, finished, data, wrote=who.first), report)
         method = make_method(config, data.in_chans, who)
         method.model.to(device)
         nothing = Values(torch.zeros(len(data.inputs), 0))
@@ -83,7 +87,7 @@ def pretrain_model(
             data, method.inputs, config.augment, config.batch_size, config.seed, config.strict, config.workers,
             who.rank, who.world, nothing,
         )  # fmt: skip
-        if resume:
+        if resumed:
             record_budget(out, config, checkpoint, total_steps(config, loader), who.first)
         with log, signals() as stop:
             few = note_of_few(total_steps(config, loader))
@@ -91,7 +95,7 @@ def pretrain_model(
                 log.say(note)
             torch.manual_seed(config.seed)
             describe = _description(data, config, method, command)
-            if who.first and not resume:
+            if who.first and not (out / CONFIG).exists():
                 write_atomically(out / CONFIG, config_document(describe))
             last, said = [""], set[str]()
 
@@ -124,7 +128,7 @@ def pretrain_model(
             write_atomically(out / "README.md", pretrained_card(describe, metrics["val"]).encode())
             (out / REPORT).unlink(missing_ok=True)  # of a run that was extended
             write_atomically(out / CONFIG, config_document({**describe, "metrics": metrics, "trouble": last[0]}))
-            return Run(out, metrics, data)
+        return write_missing_report(Run(out, metrics, data), report)
 
 
 def _built(method: Method) -> str:

@@ -5,8 +5,8 @@ import platform
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from vitral.data.loader import TrainLoader, eval_batches
 from vitral.data.sources.base import Data
 from vitral.data.text import tokenized
 from vitral.data.tokenizer import PAD
-from vitral.errors import CheckpointError, ConfigError
+from vitral.errors import CheckpointError, ConfigError, VitralError
 from vitral.models.backbone import Backbone
 from vitral.models.init import init_weights
 from vitral.models.lora import merge_lora
@@ -31,7 +31,7 @@ from vitral.models.zoo import create_model, model_spec
 from vitral.tasks.base import Found, Task
 from vitral.tasks.open import make_inputs, make_task
 from vitral.training.card import model_card
-from vitral.training.checkpoint import Checkpoint, load_newest, save_checkpoint
+from vitral.training.checkpoint import Checkpoint, load_newest, remove_leftovers, save_checkpoint
 from vitral.training.distributed import Processes, processes
 from vitral.training.finetune import choose_trained, count_parameters
 from vitral.training.log import RunLog
@@ -39,6 +39,7 @@ from vitral.training.loop import Hooks, State, fit, total_steps
 from vitral.training.precision import resolve_device, resolve_precision
 from vitral.weights.atomic import save_tensors, write_atomically
 from vitral.weights.load import is_source, load_backbone, with_stochastic_depth
+from vitral.weights.lock import locked
 from vitral.weights.rundir import CONFIG, REPORT, TOKENIZERS, WEIGHTS, architecture_of, config_document, read_run_config
 
 FEW_STEPS = 100
@@ -66,9 +67,13 @@ class Run:
 
 def train_model(
     data: Data, config: TrainConfig, out: Path, *, task: str | None = None, resume: bool = False, quiet: bool = False,
-    command: str = "",
+    command: str = "", report: Callable[[Run], object] | None = None,
 ) -> Run:  # fmt: skip
-    """Train a model on a data set and write its run directory; the task is the one the data are for, or one named."""
+    """Train a model on a data set and write its run directory, which is locked until `report` has returned.
+
+    The task is inferred from the data unless it is named. With `resume`, a run in `out` continues from its newest
+    checkpoint; if there is none, one is started.
+    """
     data = data.with_splits(config.val_fraction, config.test_fraction, seed=0)
     data = tokenized(data.with_label_fraction(config.label_fraction, config.seed), config.text)
     made = make_task(task, data, config)
@@ -76,14 +81,13 @@ def train_model(
     data = made.usable(texts.usable(data) if texts else data)
     device = resolve_device(config.device)
     dtype, notice = resolve_precision(config.precision, device)
-    with processes(device) as who:
-        checkpoint, notes = open_run(out, config, made.name, data, resume, who)
+    with processes(device) as who, open_run(out, config, made.name, data, resume, who) as (resumed, checkpoint, notes):
         log = RunLog(
             out / "metrics.jsonl" if who.first else None, quiet, checkpoint.step if checkpoint else 0, [made.headline]
         )
-        if resume and (metrics := metrics_of_finished(out, config, checkpoint)) is not None:
+        if resumed and (metrics := metrics_of_finished(out, config, checkpoint)) is not None:
             log.say(f"{out} is finished and stays as it is; more --epochs or --max-steps would extend it")
-            return Run(out, metrics, data, wrote=who.first)
+            return write_missing_report(Run(out, metrics, data, wrote=who.first), report)
         model = _make_model(data, config, made, texts, device)
         choose_trained(model, config)
         drop_patches(model, config.patch_drop, made.name)
@@ -92,7 +96,7 @@ def train_model(
             data, inputs, config.augment, config.batch_size, config.seed, config.strict, config.workers,
             who.rank, who.world, made.targets(data),
         )  # fmt: skip
-        if resume:
+        if resumed:
             record_budget(out, config, checkpoint, total_steps(config, loader), who.first)
         with log, signals() as stop:
             params, trained = count_parameters(model)
@@ -103,7 +107,7 @@ def train_model(
                 log.say(note)
             torch.manual_seed(config.seed)
             describe = _description(data, config, made, inputs, model, command)
-            if who.first and not resume:
+            if who.first and not (out / CONFIG).exists():
                 if data.tokenizers:
                     kept = {what: tokenizer.to_dict() for what, tokenizer in data.tokenizers.items()}
                     write_atomically(out / TOKENIZERS, json.dumps(kept, ensure_ascii=False).encode())
@@ -134,7 +138,15 @@ def train_model(
             merge_lora(model)  # what is evaluated and written is the plain model
             if not who.first:
                 return Run(out, {}, data, wrote=False)
-            return _finish(out, model, made, data, inputs, config.batch_size, describe, state, log)
+            run = _finish(out, model, made, data, inputs, config.batch_size, describe, state, log)
+        return write_missing_report(run, report)
+
+
+def write_missing_report(run: Run, report: Callable[[Run], object] | None) -> Run:
+    """Write the report of a run that has none yet, in the process that writes."""
+    if report is not None and run.wrote and not (run.path / REPORT).exists():
+        report(run)
+    return run
 
 
 def note_of_few(steps: int) -> list[str]:
@@ -188,32 +200,45 @@ def _model_name(config: TrainConfig, texts: TextInputs | None) -> str:
     return config.model if texts is None else "transformer"
 
 
+@contextmanager
 def open_run(
     out: Path, config: LoopConfig, task: str, data: Data, resume: bool, who: Processes
-) -> tuple[Checkpoint | None, list[str]]:
-    """Make the run directory, or find the checkpoint to go on from; the first process looks, and all heed it."""
-    checkpoint, problems = load_newest(out / "checkpoints") if resume else (None, [])
-    problem = ""
-    if who.first:
-        problem = _why_not(out, config, task, data, resume, checkpoint)
-        if not problem and not resume:
-            out.mkdir(parents=True, exist_ok=True)
-    if who.any(bool(problem)):
-        raise CheckpointError(problem or f"the first process could not open {out}.")
-    if not resume:
-        return None, []
-    notes = [f"warning: {text} The one before is used." for text in problems]
-    here = f"going on from step {checkpoint.step}" if checkpoint else "no checkpoint yet: starting from the beginning"
-    return checkpoint, [*notes, here]
+) -> Iterator[tuple[bool, Checkpoint | None, list[str]]]:
+    """Lock the run directory and yield whether it has a run to resume, the checkpoint if any, and what to report.
+
+    Rank 0 holds the lock and decides; if it is refused, all ranks raise.
+    """
+    with ExitStack() as held:
+        refused: VitralError | None = None
+        checkpoint, problems = None, []
+        if who.first:
+            try:
+                held.enter_context(locked(out))
+                checkpoint, problems = load_newest(out / "checkpoints") if resume else (None, [])
+                if problem := _why_not(out, config, task, data, resume, checkpoint):
+                    raise CheckpointError(problem)
+                remove_leftovers(out)
+            except VitralError as error:
+                refused = error
+        if who.any(refused is not None):
+            raise refused or CheckpointError(f"rank 0 could not open {out}.")
+        if not who.any(who.first and (out / CONFIG).exists()):
+            yield False, None, [f"no run in {out} yet: starting one"] if resume else []
+            return
+        if not who.first:
+            checkpoint, problems = load_newest(out / "checkpoints")
+        notes = [f"warning: {text} The one before is used." for text in problems]
+        here = f"resuming from step {checkpoint.step}" if checkpoint else "no checkpoint yet: starting from step 0"
+        yield True, checkpoint, [*notes, here]
 
 
 def _why_not(out: Path, config: LoopConfig, task: str, data: Data, resume: bool, checkpoint: Checkpoint | None) -> str:
-    """Why a run cannot start, or go on, in this place with these options; nothing if it can."""
+    """Why a run cannot start or resume in this place with these options; empty if it can."""
+    if not (out / CONFIG).exists():
+        lost = (out / "checkpoints").exists()
+        return f"{out} has checkpoints but no {CONFIG}, which resuming needs; give another --out." if lost else ""
     if not resume:
-        taken = (out / CONFIG).exists() or (out / "checkpoints").exists()
-        return f"{out} holds a run already; pass --resume to go on with it, or another --out." if taken else ""
-    if not (out / CONFIG).is_file():
-        return f"{out} holds no run to go on with; leave --resume out to start one."
+        return f"{out} already holds a run; pass --resume to continue it, or give another --out."
     before = read_run_config(out).document["task"]
     if before != task:
         return f"{out} is a run to {before}, not to {task}; leave --task out, or give another --out."
@@ -258,7 +283,7 @@ def metrics_of_finished(out: Path, config: LoopConfig, checkpoint: Checkpoint | 
     """Return the metrics of a run that has used up this budget, and None of one that has something left to do."""
     trained = trained_options(out, type(config), checkpoint)
     same = all(getattr(trained, key) == getattr(config, key) for key in BUDGET)
-    return read_run_config(out).document.get("metrics") if same else None
+    return read_run_config(out).document.get("metrics") if same and (out / WEIGHTS).is_file() else None
 
 
 def record_budget(out: Path, config: LoopConfig, checkpoint: Checkpoint | None, steps: int, write: bool) -> None:

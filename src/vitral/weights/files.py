@@ -34,6 +34,8 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
 _DTYPES |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
 _DTYPES |= {"BOOL": torch.bool}
 _MAX_JSON = 64 * 2**20
+_PROGRAM = re.compile(r"(.*/)?(archive_format|models/[^/]+\.json|serialized_exported_program\.json)")
+"""Entries of an archive that only `torch.export` and torch's compiler write."""
 _BOMB = (2**30, 50)  # more than this many bytes, and this many times the file
 
 
@@ -62,6 +64,7 @@ def open_weights(path: Path) -> WeightFile:
         return _open_folder(path)
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist; give a file of weights, a folder, or hf-hub:owner/name.")
+    refuse_program(path)
     if path.name.endswith(".index.json"):
         return _open_shards(path)
     if path.suffix not in OPENERS:
@@ -76,6 +79,30 @@ def open_weights(path: Path) -> WeightFile:
         raise CheckpointError(f"{path}: tensor {empty} is empty (shape {opened.tensors[empty].shape}).")
     opened = _unwrapped(opened)
     return _with_documents(opened, path.parent) if path.name in WEIGHT_FILES else opened
+
+
+def refuse_program(path: Path) -> None:
+    """Raise for a program exported for torch, by its name or, if it was renamed, by the directory of its archive.
+
+    To open one is to run it: torch evaluates expressions in it and calls the operators that it names.
+    """
+    if path.suffix.lower() == ".pt2" or any(map(_PROGRAM.fullmatch, _entries(path))):
+        raise CheckpointError(
+            f"{path} is a program exported for torch (.pt2), and opening one can run code, so vitral does not open it; "
+            f"use the run directory, its weights, or a .onnx or .xml file, or if you trust its origin, run it with "
+            f'torch.export.load("{path.name}").module().'
+        )
+
+
+def _entries(path: Path) -> list[str]:
+    """The names in a zip archive, from its directory; none if the file is no archive, or a damaged one."""
+    if not zipfile.is_zipfile(path):
+        return []
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.namelist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        return []
 
 
 def _unwrapped(file: WeightFile) -> WeightFile:

@@ -1,7 +1,6 @@
 """`save_model`: a model in the layout of another program, with the files that program reads beside the weights."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from vitral.models.cnn import ResNet
 from vitral.models.swin import SwinTransformer
 from vitral.models.vit import VisionTransformer
 from vitral.weights import google, huggingface, hybrid, resnet, swin, timm
-from vitral.weights.atomic import save_tensors, write_atomically
+from vitral.weights.atomic import replacing, save_tensors, write_atomically
 from vitral.weights.layout import Rule
 from vitral.weights.rundir import CONFIG, WEIGHTS, architecture_of, config_document
 
@@ -221,12 +220,8 @@ def _write_google(model: VisionTransformer, target: Path) -> list[str]:
     rules = [*layout.rules, *(hybrid.google_rules(bool(c.stem_depths)) if c.stem == "resnet" else [])]
     arrays: dict[str, Any] = {name: t.float().numpy() for name, t in to_layout(_weights(model), rules, c).items()}
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.stem}.{os.getpid()}.tmp.npz")
-    try:
+    with replacing(target) as temporary:
         np.savez(temporary, **arrays)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
     notes = []
     if c.act != "gelu_tanh":
         notes.append(f"Google's own code would run these weights with GELU by tanh, this model uses {c.act}")
