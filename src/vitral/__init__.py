@@ -13,11 +13,11 @@ _PUBLIC = {
     "Index": "vitral.retrieval.index",
     "Predictor": "vitral.inference.predictor",
     "compare": "vitral.api",
-    "create_model": "vitral.models.zoo",
+    "create_model": "vitral.weights.load",
     "evaluate": "vitral.api",
     "explain": "vitral.explanation.explain",
     "export": "vitral.api",
-    "list_models": "vitral.models.zoo",
+    "list_models": "vitral.weights.pretrained",
     "load_model": "vitral.weights.load",
     "pretrain": "vitral.api",
     "probe": "vitral.api",
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from vitral.errors import VitralError
     from vitral.explanation.explain import explain
     from vitral.inference.predictor import Predictor
-    from vitral.models.zoo import create_model, list_models
     from vitral.retrieval.index import Index
-    from vitral.weights.load import load_model
+    from vitral.weights.load import create_model, load_model
+    from vitral.weights.pretrained import list_models
     from vitral.weights.save import save_model
 
 

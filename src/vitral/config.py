@@ -1029,7 +1029,7 @@ class LoopConfig(Options):
 
     model: str = "vit_lite_conv_patch4_32"
     """Name of a model (`vitral models` lists them), with options behind it if need be (NAME+block=post+reg_tokens=4),
-    or weights to start from: a run, a file, hf-hub:owner/name."""
+    or weights to start from: a run, a file, NAME.TAG of vitral models --pretrained, hf-hub:owner/name."""
     img_size: int | tuple[int, int] | None = None
     """Height and width the images are brought to; by default the model's."""
     patch_size: int | tuple[int, int] | None = None

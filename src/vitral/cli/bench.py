@@ -46,10 +46,12 @@ def run(options: Options) -> None:
     from vitral.inference.bench import bench
     from vitral.inference.predictor import Predictor
     from vitral.models.zoo import create_model, is_model
+    from vitral.weights.fetch import is_source
 
     batches = numbers(options.batch_sizes, int, "--batch-sizes takes whole numbers")
     merges = numbers(options.merge, float, "--merge takes numbers")
-    source = create_model(options.source, seed=0) if is_model(options.source) else options.source
+    fresh = is_model(options.source) and not is_source(options.source)
+    source = create_model(options.source, seed=0) if fresh else options.source
     found = bench(Predictor(source), words(options.engines), batches, words(options.compare), options.seconds, merges)
     if options.json:
         print_json({"source": options.source, **found})

@@ -19,7 +19,7 @@ class Options:
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SRC")]
-    """A file of weights, its folder, a run directory, or hf-hub:owner/name."""
+    """A file of weights, its folder, a run directory, a pretrained name, or hf-hub:owner/name."""
     target: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DST")]
     """Folder to write; a file that ends in .npz for google."""
     to: Literal["vitral", "timm", "huggingface", "google"] = "vitral"

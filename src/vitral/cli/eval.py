@@ -29,8 +29,8 @@ class Options:
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
-    """Run directory, file of weights, or exported file (.onnx, .xml). With --probe also a name from vitral models, or
-    pixels."""
+    """Run directory, file of weights, pretrained name, or exported file (.onnx, .xml). With --probe also a name from
+    vitral models (fresh weights), or pixels."""
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
     """What vitral train takes: a name, a folder with a folder for each class, a CSV or Parquet file."""
     split: Annotated[str | None, tyro.conf.arg(metavar="PART", help_behavior_hint="(default: test, or else val)")] = (

@@ -35,7 +35,7 @@ class Options:
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]
-    """A run directory, a file of weights, its folder, or hf-hub:owner/name."""
+    """A run directory, a file of weights, its folder, a pretrained name, or hf-hub:owner/name."""
     images: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGE...", help_behavior_hint="")]
     """Images, folders, quoted patterns, or - for a list of paths on standard input; for a model that reads text, texts,
     files with one on each line, or - for lines on standard input."""

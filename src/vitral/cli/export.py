@@ -28,7 +28,7 @@ class Options:
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]
-    """Run directory, file or folder of weights, or hf-hub:owner/name."""
+    """Run directory, file or folder of weights, pretrained name, or hf-hub:owner/name."""
     format: Annotated[
         ExportFormat | None,
         tyro.conf.arg(metavar="{onnx,openvino,pt2}", help_behavior_hint="(default: as --out ends, or onnx)"),

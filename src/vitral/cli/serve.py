@@ -31,7 +31,8 @@ class Options:
     """
 
     sources: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="SOURCE...", help_behavior_hint="")]
-    """Run directories, files of weights, their folders, exported files (.onnx, .xml), or hf-hub:owner/name;
+    """Run directories, files of weights, their folders, exported files (.onnx, .xml), pretrained names, or
+    hf-hub:owner/name;
     NAME=SOURCE gives a name."""
     host: Annotated[str, tyro.conf.arg(metavar="ADDRESS")] = "127.0.0.1"
     """Address to listen on; any but this machine's own needs keys."""

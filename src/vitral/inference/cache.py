@@ -11,14 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from vitral.errors import VitralError
+from vitral.weights.fetch import cache_folder
 
 CACHE_BYTES = 2**32
 """What models of one kind, exported or compiled, may hold; beyond it, those not used for longest are removed."""
-
-
-def cache_folder(what: str) -> Path:
-    """Where things of one kind are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "vitral" / what
 
 
 def private_folder(what: str) -> Path:

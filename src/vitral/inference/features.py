@@ -34,7 +34,8 @@ from vitral.models.backbone import Backbone
 from vitral.models.vit import VisionTransformer
 from vitral.models.zoo import MODELS, create_model, is_model
 from vitral.weights.atomic import save_tensors
-from vitral.weights.load import Size, is_source, load_model
+from vitral.weights.fetch import is_source
+from vitral.weights.load import Size, load_model
 from vitral.weights.rundir import AnyModel
 
 PIXELS = "pixels"
@@ -88,11 +89,11 @@ def open_extractor(
         if img_size is not None:
             raise InputError("a model that is given as such has its size; leave img_size out.")
         model = source
+    elif is_source(str(source)):
+        model = load_model(source, img_size=img_size, quiet=True)
     elif is_model(str(source)):
         options: dict[str, Any] = {} if img_size is None else {"img_size": img_size}
         model = create_model(str(source), seed=seed, in_chans=1 if data.mode == "grey" else 3, **options)
-    elif is_source(str(source)):
-        model = load_model(source, img_size=img_size, quiet=True)
     else:
         raise unknown_name("run, file or model", str(source), [PIXELS, *MODELS], list_with="vitral models")
     return _of_model(model, features)

@@ -24,6 +24,7 @@ from vitral.retrieval.folder import Folder
 from vitral.retrieval.nearest import near_groups
 from vitral.retrieval.postgres import Postgres, is_address
 from vitral.retrieval.store import Embedding, Item, Manifest, Rows, Store
+from vitral.weights.pretrained import is_pretrained
 
 LARGE = 500_000
 """Vectors from which on neighbours are not looked for one by one, unless it is asked for."""
@@ -279,7 +280,8 @@ def _with(manifest: Manifest, unreadable: dict[Item, str]) -> Manifest:
 
 def _lasting(source: str) -> str:
     """A source that is found again from another folder."""
-    return str(Path(source).resolve()) if source and Path(source).exists() else source
+    path = bool(source) and not is_pretrained(source) and Path(source).exists()
+    return str(Path(source).resolve()) if path else source
 
 
 def _list_items(predictor: Predictor, folder: Path) -> Iterator[Item]:

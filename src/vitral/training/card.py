@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from vitral.models.zoo import is_model
 from vitral.tasks.base import Task
 
 
@@ -26,7 +27,7 @@ A {kind_of(describe)} that {task.what.format(n=len(labels))}{": " * bool(names)}
 {data["name"]}, licence: {data["licence"]}. {what.capitalize()}: {parts}.
 {notes}
 ## Weights
-Trained from {"scratch" if not _started(describe) else describe["model_name"]}. `model.safetensors` holds {weights}; \
+{start_of(describe)} `model.safetensors` holds {weights}; \
 the test part chose nothing.{_learnt(describe)}
 
 ## Intended use
@@ -51,11 +52,18 @@ def _learnt(describe: dict[str, Any]) -> str:
     return f" Of {whole:,} parameters {trained:,} were trained.{how}" if trained != whole else ""
 
 
-def _started(describe: dict[str, Any]) -> bool:
-    """Whether training began from weights rather than from a name of the zoo."""
-    from vitral.models.zoo import is_model
-
-    return describe["preprocess"] is not None and not is_model(describe["model_name"])
+def start_of(describe: dict[str, Any]) -> str:
+    """What training started from, with the licence of published weights."""
+    name, weights = describe["model_name"], describe.get("weights")
+    if weights is None:
+        fresh = describe["preprocess"] is None or is_model(name)
+        return f"Trained from {'scratch' if fresh else name}."
+    via = "" if name == weights["name"] else f" by way of {name}"
+    commit = f", commit {weights['commit']}" if weights["commit"] else ""
+    source = f" ({weights['licence_source']})" if weights["licence"] else ""
+    origin = f"{weights['source']}: {weights['origin']}{commit}"
+    licence = f"{weights['licence'] or 'not stated'}{source}"
+    return f"Trained from the published weights {weights['name']}{via} ({origin}). Their licence: {licence}."
 
 
 def pretrained_card(describe: dict[str, Any], signals: dict[str, float]) -> str:
@@ -75,6 +83,9 @@ A Vision Transformer that learned to {describe["what"]} ({describe["method"].upp
 ## Data
 {data["name"]}, licence: {data["licence"]}. Images: {parts}. Their labels, if any, were used for the k-NN signal alone.
 {notes}
+## Weights
+{start_of(describe)}
+
 ## Use
 `vitral train DATA --model THIS_FOLDER --preset full` fine-tunes it; `vitral eval THIS_FOLDER DATA --probe knn` tells
 how much it knows as it is; `vitral explain THIS_FOLDER image.png` shows what it looks at.

@@ -12,7 +12,7 @@ from vitral.models.cnn import ResNet
 from vitral.models.lora import add_lora, count_trainable, lora_parameters
 from vitral.models.zoo import is_model
 from vitral.training.optim import layers_of
-from vitral.weights.load import is_source
+from vitral.weights.fetch import is_source
 
 
 def choose_trained(model: nn.Module, config: TrainConfig) -> None:
@@ -36,7 +36,8 @@ def require_weights(model: str, what: str) -> None:
     if not is_source(model):
         wrong = "is a model with fresh weights" if is_model(model) else "is not there"
         raise ConfigError(
-            f"{what} needs weights to start from, and --model {model} {wrong}; give a run, a file or hf-hub:owner/name."
+            f"{what} needs weights to start from, and --model {model} {wrong}; give a run, a file, NAME.TAG of vitral "
+            f"models --pretrained, or hf-hub:owner/name."
         )
 
 

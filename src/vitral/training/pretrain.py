@@ -34,7 +34,7 @@ from vitral.training.session import (
     write_missing_report,
 )
 from vitral.weights.atomic import save_tensors, write_atomically
-from vitral.weights.load import is_source
+from vitral.weights.fetch import is_source
 from vitral.weights.rundir import CONFIG, PRETRAIN, REPORT, WEIGHTS, architecture_of, config_document
 
 Look = Callable[[Method, int], tuple[dict[str, float], str]]

@@ -38,7 +38,8 @@ from vitral.training.log import RunLog
 from vitral.training.loop import Hooks, State, fit, total_steps
 from vitral.training.precision import resolve_device, resolve_precision
 from vitral.weights.atomic import save_tensors, write_atomically
-from vitral.weights.load import is_source, load_backbone, with_stochastic_depth
+from vitral.weights.fetch import is_source, origin_of
+from vitral.weights.load import load_backbone, with_stochastic_depth
 from vitral.weights.lock import locked
 from vitral.weights.rundir import CONFIG, REPORT, TOKENIZERS, WEIGHTS, architecture_of, config_document, read_run_config
 
@@ -408,6 +409,7 @@ def provenance(data: Data, config: LoopConfig, notes: Sequence[str], command: st
             "licence": data.licence,
             "notes": [*data.notes, *notes],
         },
+        "weights": origin_of(config.model) if is_source(config.model) else None,
         "seed": config.seed,
         "command": command,
         "versions": {"vitral": __version__, "torch": torch.__version__, "python": platform.python_version()},

@@ -14,8 +14,7 @@ from vitral.models.swin import SwinTransformer
 from vitral.models.vit import VisionTransformer
 from vitral.weights import resnet
 from vitral.weights.detect import detect, is_resnet, is_swin
-from vitral.weights.files import open_weights
-from vitral.weights.hub import locate
+from vitral.weights.fetch import locate, open_located
 from vitral.weights.rundir import is_run, read_run_config
 from vitral.weights.swin import ABOUT, preprocess_source, read_config, read_names, read_preprocess
 
@@ -43,7 +42,7 @@ class Inspection:
 def inspect_weights(source: str, family: str | None = None, num_heads: int | None = None) -> Inspection:
     """Look at a file of weights, its folder, a run directory or a repository of the hub."""
     path = locate(source)
-    file = open_weights(path)
+    file = open_located(path, source)
     settings: list[tuple[str, Any, str]]
     if path.is_dir() and is_run(path):
         run = read_run_config(path)

@@ -1,4 +1,4 @@
-"""`load_model`: any published file, or a run of our own, to a model that gives the numbers of the original."""
+"""`load_model` and `create_model`: published weights, or a run of our own, to a model with the original's outputs."""
 
 import math
 import os
@@ -12,8 +12,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from vitral.config import HUB, ViTConfig
+from vitral.config import ViTConfig
 from vitral.errors import CheckpointError, ConfigError
+from vitral.models import zoo
 from vitral.models.backbone import Backbone, backbone_of
 from vitral.models.build import build_backbone
 from vitral.models.cnn import ResNet
@@ -21,18 +22,20 @@ from vitral.models.detector import Detector
 from vitral.models.init import blank, init_weights
 from vitral.models.swin import SwinTransformer
 from vitral.models.vit import VisionTransformer
-from vitral.models.zoo import is_model
 from vitral.nn.positions import resize_positions
 from vitral.weights.adapt import adapt_channels, resize_patches
 from vitral.weights.detect import Detected, detect, is_detector, is_resnet, is_swin
-from vitral.weights.files import WeightFile, open_weights
-from vitral.weights.hub import locate
+from vitral.weights.fetch import locate, open_located
+from vitral.weights.files import WeightFile
 from vitral.weights.layout import Plan
+from vitral.weights.pretrained import default_weights
 from vitral.weights.report import LoadReport
 from vitral.weights.rundir import AnyModel, is_run, load_run
 from vitral.weights.timm import first_conv
 
 Size = int | tuple[int, int]
+ADAPTABLE = ("num_classes", "img_size", "in_chans", "patch_size")
+"""Options of a model that loading can change."""
 _SETTINGS = ("act", "norm_eps", "num_heads", "global_pool", "pos_prefix", "pos_resize")
 _PREPROCESSING = ("mean", "std", "interpolation", "crop_mode", "crop_pct")
 
@@ -73,7 +76,7 @@ def load_model(
         asked = {"num_classes": num_classes, "img_size": img_size, "in_chans": in_chans, "patch_size": patch_size}
         asked = {key: value for key, value in asked.items() if value is not None}
         return _adapt_run(model, path, asked) if asked else model
-    file = open_weights(path)
+    file = open_located(path, source)
     if is_detector(file.tensors):
         from vitral.weights.detr import load_detector
 
@@ -137,9 +140,44 @@ def load_backbone(source: str, **asked: Any) -> Backbone:
     return model
 
 
-def is_source(name: str) -> bool:
-    """Whether a word names weights rather than an architecture: a path that is there, or one of the hub."""
-    return not is_model(name) and (name.startswith(HUB) or Path(name).exists())
+def create_model(
+    name: str, *, pretrained: bool = False, seed: int | None = None, zero_head: bool = False, **options: Any
+) -> Backbone:
+    """Build a named model, with fresh or with published weights.
+
+    Args:
+        name: A name of `vitral.list_models()`; with `pretrained` one of `vitral.list_models(pretrained=True)`, with
+            timm's default tag if it has none, and with @REVISION of the hub if wanted.
+        pretrained: Load published weights, which are downloaded on first use.
+        seed: Where the random weights come from, of pretrained models those of a new head; by default torch's own
+            generator.
+        zero_head: Start the classifier at 0 (fresh weights only).
+        **options: Fields of the model's config (docs/options.md). Pretrained weights accept `num_classes`, `img_size`,
+            `in_chans`, `patch_size` and `drop_path_rate`.
+
+    Returns:
+        The model, with its preprocessing in `model.preprocess`.
+
+    Raises:
+        ConfigError: An option does not exist, or pretrained weights cannot be changed by it.
+        CheckpointError: The weights cannot be fetched or read.
+
+    Example:
+        `create_model("vit_small_patch16_224", pretrained=True, num_classes=10, img_size=96, in_chans=1)`
+    """
+    if not pretrained:
+        return zoo.create_model(name, seed=seed, zero_head=zero_head, **options)
+    fixed = sorted(set(options) - {*ADAPTABLE, "drop_path_rate"}) + ["zero_head"] * zero_head
+    if fixed:
+        raise ConfigError(
+            f"pretrained weights do not accept {', '.join(fixed)}; with pretrained=True, num_classes, img_size, "
+            f"in_chans, patch_size and drop_path_rate can be set."
+        )
+    rate = options.pop("drop_path_rate", 0.0)
+    with torch.random.fork_rng(enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        return with_stochastic_depth(load_backbone(default_weights(name), **options), rate)
 
 
 def with_stochastic_depth(model: Backbone, rate: float) -> Backbone:

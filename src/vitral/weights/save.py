@@ -126,8 +126,6 @@ def _timm_notes(model: VisionTransformer | SwinTransformer, eps: float) -> list[
     notes = []
     if model.config.norm_eps != eps:
         notes.append(f"timm runs this architecture with a norm epsilon of {eps:g}, not {model.config.norm_eps:g}")
-    if model.preprocess.crop_mode == "squash_center":
-        notes.append("timm has no resize of both sides before a crop; it will keep the aspect ratio")
     return notes
 
 

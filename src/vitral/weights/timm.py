@@ -156,7 +156,9 @@ def read_preprocess(cfg: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {key: tuple(cfg[key]) for key in ("mean", "std") if isinstance(cfg.get(key), list)}
     found |= {"interpolation": cfg["interpolation"]} if cfg.get("interpolation") in ("bilinear", "bicubic") else {}
     found |= {"crop_pct": float(cfg["crop_pct"])} if isinstance(cfg.get("crop_pct"), int | float) else {}
-    return found | ({"crop_mode": cfg["crop_mode"]} if cfg.get("crop_mode") in ("center", "squash") else {})
+    if cfg.get("crop_mode") == "squash":  # timm resizes both sides to 1/crop_pct of the target, then crops
+        return found | {"crop_mode": "squash" if found.get("crop_pct", 1.0) == 1.0 else "squash_center"}
+    return found | ({"crop_mode": "center"} if cfg.get("crop_mode") == "center" else {})
 
 
 def _read_labels(config: Mapping[str, Any]) -> list[str] | None:
@@ -246,8 +248,8 @@ def write_pretrained(
         "input_size": [c.in_chans, *c.image],
         "fixed_input_size": not isinstance(c, ResNetConfig),
         "interpolation": p.interpolation,
-        "crop_pct": p.crop_pct,
-        "crop_mode": p.crop_mode.removeprefix("squash_"),
+        "crop_pct": 1.0 if p.crop_mode == "squash" else p.crop_pct,
+        "crop_mode": p.crop_mode.removesuffix("_center"),
         "mean": list(p.mean),
         "std": list(p.std),
         "num_classes": c.num_classes,
