@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from vitral.data.inputs import ImageInputs
 from vitral.data.sources.base import Data, fold_numbers
+from vitral.data.targets import Values
 from vitral.errors import ConfigError, DataError
+from vitral.inference.cache import digest, digest_config
 from vitral.inference.features import Extractor, extract
-from vitral.inference.cache import digest_weights
 from vitral.inference.probe import knn_probe
 from vitral.models.backbone import Backbone
 from vitral.tasks.base import Found, Task
@@ -64,20 +65,21 @@ class FrozenStart:
         parts = {part: data.splits[part] for part in ("train", "val") if part in data.splits}
         inputs = ImageInputs(model.preprocess)
         look = _look(model.eval())
-        extractor = Extractor(inputs.preprocess, look, f"{digest_weights(_body(model))} embed")
+        extractor = Extractor(inputs.preprocess, look, _identity(model))
         found = extract(replace(data, splits=parts), extractor, self.cache)
         self.x, self.indices = found.of(torch.cat(list(parts.values())).sort().values)
         if not len(self.x):
             raise DataError(f"{data.name} has no training image that can be read.")
-        self.y = task.targets(data).at(self.indices)
+        targets = task.targets(data)
+        assert isinstance(targets, Values)  # a linear head has nothing else to learn
+        self.y = targets.tensor[self.indices]
         decay, outputs = cross_validate(task, self.x, self.y, data.targets[self.indices])
         self.outputs = outputs
         found_cv = task.found(outputs, self.y)
         score, error = task.metrics(found_cv)[task.better], standard_error(task, found_cv)
         train = torch.isin(self.indices, data.splits["train"])
-        self.on_train = fit_head(task, self.x[train], self.y[train], decay)
-        self.on_all = fit_head(task, self.x, self.y, decay)
-        set_head(model, self.on_train)
+        self.head = fit_head(task, self.x[train], self.y[train], decay)  # validation images judge it later
+        set_head(model, self.head)
         self.result = {
             "images": len(self.x), "folds": FOLDS, "decay": decay, task.better: score, "standard_error": error,
             "seconds": time.monotonic() - began,
@@ -115,13 +117,14 @@ class FrozenStart:
         return kept
 
     def restore(self, model: Backbone) -> None:
-        """Give a model, with its weights as they were before training, the head fitted on all images."""
-        set_head(model, self.on_all)
+        """Give a model, with its weights as they were before training, the fitted head."""
+        set_head(model, self.head)
 
 
-def _body(model: Backbone) -> nn.Module:
-    """The model without its head: what features depend on."""
-    return nn.ModuleList([module for name, module in model.named_children() if name != "head"])
+def _identity(model: Backbone) -> str:
+    """What features depend on: the model without its head."""
+    body = (value for name, value in model.state_dict().items() if not name.startswith("head."))
+    return f"{digest_config(model)} {digest(body)} embed"
 
 
 def _look(model: Backbone) -> Callable[[Tensor], Tensor]:

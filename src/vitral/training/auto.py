@@ -89,11 +89,12 @@ def _pretrained(facts: Facts, weights: str) -> Choice:
     options = {
         "model": weights, "img_size": size, "batch_size": batch, "epochs": epochs, "warmup_epochs": epochs / 10,
         "optimizer": "adamw", "lr": 2e-4, "layer_decay": 0.75, "weight_decay": 0.05, "ema": 0.98,
-        "label_smoothing": 0.1 if facts.task == "classify" else 0.0, "probe": "first" if facts.task in PROBED else "none",
-        "augment": {"crop_scale": 0.4, "flip": 0.5} if facts.task in ("classify", "multilabel") else {"flip": 0.5},
+        "augment": _augmentation(facts.task),
     }  # fmt: skip
-    if facts.task == "regress":
-        options["augment"] = {"shift": 0.05}
+    if facts.task in PROBED:
+        options |= {"probe": "first", "crop": "squash", "pool": "cls_mean"}
+    if facts.task == "classify":
+        options["label_smoothing"] = 0.1
     reason = f"{weights} at {size} x {size} pixels, fine-tuned for {epochs} epochs of batches of {batch}, because the "
     reason += f"{facts.images:,} training images are in colour and about {facts.side} pixels high or wide"
     return Choice(options, reason, "--model vit_lite_conv_patch4_32 trains from scratch; --preset probe stops early")
