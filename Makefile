@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format lint types imports test-all bench notebooks clean
+.PHONY: help setup demo test check format lint types imports test-all bench attack notebooks clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -59,6 +59,9 @@ bench: $(VENV)/dev.stamp  ## Measure speed beside timm and transformers; tables 
 	@$(BIN)/python benchmarks/startup.py
 	@$(BIN)/python benchmarks/train_step.py
 	@$(BIN)/python benchmarks/loader.py
+
+attack: $(VENV)/dev.stamp  ## Kill, damage and flood everything at full size (about an hour); prints a table.
+	@$(BIN)/python scripts/attack
 
 notebooks: $(VENV)/dev.stamp  ## Turn docs/notebooks/*.py into executed .ipynb files beside them.
 	@$(BIN)/jupytext --to ipynb --execute docs/notebooks/*.py

@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,25 +207,26 @@ class Load:
         return float(np.polyfit(sorted(self.came), np.arange(len(self.came)), 1)[0]) if len(self.came) > 2 else 0.0
 
 
-def as_upload(url: str, image: bytes) -> bytes:
-    """A whole request, made beforehand: what the client itself takes is taken from every server beside it."""
-    made = httpx.Request("POST", f"{url}/v1/predict", files={"image": ("a.jpg", image, "image/jpeg")})
+def as_upload(url: str, image: bytes, path: str = "/v1/predict") -> bytes:
+    """A complete request, built in advance: the clients share the processor with the server that is measured."""
+    made = httpx.Request("POST", f"{url}{path}", files={"image": ("a.jpg", image, "image/jpeg")})
     body = made.read()
-    lines = ["POST /v1/predict HTTP/1.1", *(f"{name}: {value}" for name, value in made.headers.items())]
+    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in made.headers.items())]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 class Connection:
-    """One client's; opened when it is needed, and kept."""
+    """A client's connection from one of this machine's addresses; opened when it is needed, and kept."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self.address = host, port
+    def __init__(self, url: str, local: str) -> None:
+        address = httpx.URL(url)
+        self.address, self.local = (address.host, address.port or 80), local
         self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def ask(self, request: bytes) -> tuple[int, httpx.Headers]:
         """Status and headers of the answer, which is read whole."""
         if self.streams is None:
-            self.streams = await asyncio.open_connection(*self.address)
+            self.streams = await asyncio.open_connection(*self.address, local_addr=(self.local, 0))
         reader, writer = self.streams
         writer.write(request)
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
@@ -241,15 +243,17 @@ class Connection:
         self.streams = None
 
 
-async def load(url: str, clients: int, seconds: float, data: list[bytes]) -> Load:
-    """Ask for so long, each client again as soon as it has its answer."""
-    made, address = Load([], [], Counter()), httpx.URL(url)
+async def load(
+    url: str, clients: int, seconds: float, data: list[bytes], addresses: Sequence[str] = ("127.0.0.1",)
+) -> Load:
+    """Send requests for so long from these addresses, each client as soon as it has its answer."""
+    made = Load([], [], Counter())
     requests = [as_upload(url, image) for image in data]
     start = time.perf_counter()
     end = start + seconds
 
     async def one(number: int) -> None:
-        i, connection = number, Connection(address.host, address.port or 80)
+        i, connection = number, Connection(url, addresses[number % len(addresses)])
         while time.perf_counter() < end:
             began = time.perf_counter()
             try:

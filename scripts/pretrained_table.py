@@ -55,11 +55,10 @@ def timm() -> ModuleType:
 
 def candidates() -> Iterator[str]:
     """NAME.TAG of every file of these modules on the hub, the default tag of an architecture first."""
-    from timm.models import _registry
-
+    _registry = timm().models._registry
     for architecture in timm().list_models():
         if _registry._model_to_module[architecture] in MODULES:
-            for tag in _registry._model_default_cfgs[architecture].tags:  # pyright: ignore[reportAttributeAccessIssue]
+            for tag in _registry._model_default_cfgs[architecture].tags:
                 name = f"{architecture}.{tag}" if tag else architecture
                 if timm().get_pretrained_cfg(name).hf_hub_id:
                     yield name
@@ -89,8 +88,7 @@ def settings_of(name: str) -> dict[str, str]:
 @torch.no_grad()
 def config_if_equal(name: str) -> Any:
     """The vitral config of a model, if its outputs equal timm's for the same weights; raises VitralError if not."""
-    from timm.models import _registry
-
+    _registry = timm().models._registry
     architecture = name.partition(".")[0]
     fewer = FEWER_BLOCKS[_registry._model_to_module[architecture]]
     with torch.device("meta"):

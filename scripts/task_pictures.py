@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import matplotlib
-from safetensors.torch import load_file
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -18,9 +17,8 @@ from vitral.data.sources.open import open_data
 from vitral.explanation.explain import explain
 from vitral.explanation.writing import align
 from vitral.inference.predictor import Predictor
-from vitral.reporting.sections import Evaluated, box_truth, mask_truth
+from vitral.reporting.sections import box_truth, evaluated, mask_truth
 from vitral.tasks.regress import Regress
-from vitral.weights.rundir import read_run_config
 
 COUNT = 6
 
@@ -28,8 +26,7 @@ COUNT = 6
 def main() -> None:
     """Run the command."""
     run, data, out = Path(sys.argv[1]), open_data(sys.argv[2]), sys.argv[3]
-    predictor, document = Predictor(run), read_run_config(run).document
-    shown = Evaluated(run, document, load_file(run / "evaluation.safetensors"), data, "test")
+    predictor, shown = Predictor(run), evaluated(run, data, "test")
     if predictor.task.name in ("caption", "translate"):
         index = int(shown.kept("indices")[len(shown.kept("indices")) * 2 // 3])
         caption = predictor.task.name == "caption"

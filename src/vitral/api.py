@@ -57,7 +57,7 @@ def resolve_config(
     The options of a run that is resumed take the place of the defaults and the recipe.
     """
     if resumed is not None:
-        base = resumed.document["train"]
+        base = resumed.training(TrainConfig).to_dict()
     else:
         names = [f"{data.recipe}-{task or infer_task(data)}", data.recipe] if data.recipe else []
         base = next((read_recipe(name) for name in names if name in list_recipes()), {})
@@ -105,7 +105,7 @@ def train(
     """
     resumed = run_to_resume(Path(out), resume)
     if task is None and resumed is not None:
-        task = resumed.document["task"]
+        task = resumed.task
     opened = data if isinstance(data, Data) else open_data(data, task=task)
     config, notes = resolve_training(opened, options, task, preset, resumed)
     opened = replace(opened, notes=[*opened.notes, *notes])
@@ -116,7 +116,7 @@ def train(
 def run_to_resume(out: Path, resume: bool, pretraining: bool = False) -> RunConfig | None:
     """Return the run of that kind whose options a resumed run keeps; None if there is none, or a run is started."""
     run = read_run_config(out) if resume and is_run(out) else None
-    return run if run and (run.document["task"] == PRETRAIN) == pretraining else None
+    return run if run and (run.task == PRETRAIN) == pretraining else None
 
 
 def train_and_report(
@@ -140,7 +140,7 @@ def resolve_pretraining(data: Data, given: Mapping[str, Any], resumed: RunConfig
     The options of a run that is resumed take the place of the defaults and the recipes.
     """
     if resumed is not None:
-        return PretrainConfig.from_dict(layered(resumed.document["train"], given))
+        return PretrainConfig.from_dict(layered(resumed.training(PretrainConfig).to_dict(), given))
     method = given.get("method", PretrainConfig().method)
     names = [f"pretrain-{method}", f"{data.recipe}-{method}"]
     recipes = [read_recipe(name) for name in names if name in list_recipes()]
@@ -172,7 +172,7 @@ def pretrain_and_report(
     data: Data, labelled: Data | None, config: PretrainConfig, out: Path, *, resume: bool, quiet: bool, command: str
 ) -> Run:
     """Learning without labels, watched, then the report."""
-    data = data.with_splits(config.val_fraction, 0.0, seed=0)
+    data = data.with_splits(config.val_fraction, 0.0, config.split_seed)
     health = Health(data, labelled and labelled.with_splits(QUERIES, 0.0, seed=0), config)
 
     def look(method: Method, epoch: int) -> tuple[dict[str, float], str]:
@@ -220,19 +220,30 @@ def evaluate(
     data: str | Path | Data,
     *,
     split: str | None = None,
+    strict: bool = False,
     writing: Writing | None = None,
     running: Running | None = None,
 ) -> dict[str, Any]:
-    """Metrics of a trained model on a split of labelled data: the test part, or else validation, or everything.
+    """Evaluate a trained model on a split of labelled data.
 
-    `source` is a run, a published file of weights, an exported file, or a `Predictor` that was made of one. `writing`
-    is how a model that writes text does it: greedily if it is not given. `running` is how the model is run: engine,
-    token merging and the like.
+    Data that the run was trained on get the run's split again. Images of the training split among the evaluated ones
+    are counted in `training_overlap`, with metrics for them and for the others.
+
+    Args:
+        source: A run, a file of published weights, an exported file, or a `Predictor`.
+        data: A name, a path, or data that are already open.
+        split: The split to evaluate; by default test, then validation, then everything.
+        strict: Raise for rows and images that cannot be used, instead of dropping them.
+        writing: How a model that writes text decodes; greedy by default.
+        running: How the model is run: engine, token merging and so on.
+
+    Returns:
+        The metrics of the task, with `data`, `split`, `summary` and `notes`.
     """
     if not isinstance(source, Predictor):
         source = Predictor(source, writing=writing, **(running or Running()).to_dict())
     opened = data if isinstance(data, Data) else open_data(data, task=source.task.name)
-    return evaluate_run(source, opened, split)
+    return evaluate_run(source, opened, split, strict)
 
 
 def export(

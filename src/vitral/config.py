@@ -6,11 +6,12 @@ Frozen dataclasses that check themselves when made and travel as plain dictionar
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from numbers import Integral, Real
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from vitral.errors import ConfigError, UnknownNameError, VitralError, unknown_name
+from vitral.schema import conform, shortened
 
 PositionKind = Literal["learned", "sincos1d", "sincos2d", "none"]
 PositionResizeMode = Literal["bilinear", "bicubic", "bilinear_corners", "bicubic_corners"]
@@ -50,6 +51,12 @@ ExportFormat = Literal["onnx", "openvino", "pt2"]
 HUB = "hf-hub:"
 """Before the name of a model or data set of the Hugging Face hub."""
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+# Limits of a model: far above every published one, and low enough that building it cannot fill the memory.
+MOST_BLOCKS, MOST_STAGES, MOST_WIDTH, MOST_RATIO = 1024, 8, 2**16, 1024
+MOST_CLASSES, MOST_TOKENS = 2**20, 2**17
+MOST_PIXELS = 178_000_000
+"""Largest image, width times height: about what Pillow opens before it reports a decompression bomb."""
 
 # What timm calls things, for the error that a timm user would otherwise puzzle over.
 _TIMM_WORDS = {"token": "cls", "avg": "mean", "learn": "learned"}
@@ -98,15 +105,20 @@ class Options:
     def from_dict(cls, options: Mapping[str, Any]) -> Self:
         """Build from a dictionary; an unknown key is an error that names the nearest valid one."""
         types = get_type_hints(cls)
+        if not isinstance(options, Mapping):
+            raise ConfigError(f"{cls.__name__} must be an object of options, got {shortened(options)}.")
         for key in options:
             if key not in types:
                 if key in _TIMM_OPTIONS:
                     raise UnknownNameError(f"unknown option {key!r}; {_TIMM_OPTIONS[key]}.")
                 raise unknown_name("option", key, types)
+        for field in fields(cls):  # type: ignore[arg-type]
+            if field.default is MISSING and field.name not in options:
+                raise ConfigError(f"{field.name} is missing.")
         return cls(**{key: _plain_to_option(types[key], value) for key, value in options.items()})
 
     def _check_choices(self) -> None:
-        """Raise unless every switch is True or False, every word one of its values, and every group of options one."""
+        """Raise unless every field has a value of its type, every word being one of its choices."""
         for name, kind in get_type_hints(type(self)).items():
             value: Any = getattr(self, name)
             if kind is bool and not isinstance(value, bool):
@@ -120,18 +132,23 @@ class Options:
                 hint = f"; timm's {value!r} is {ours!r} here" if ours else ""
                 told = ", ".join(word for word in words if word is not None)
                 raise ConfigError(f"{name} must be one of {told}, got {value!r}{hint}.")
+            if kind not in (int, float, int | None, float | None):  # those are checked with their ranges
+                conform(value, kind, name)
 
-    def _check_numbers(self, names: Sequence[str], low: float, high: float = math.inf, whole: bool = False) -> None:
-        """Raise unless each named field is a number from `low` to `high`, `high` itself excluded."""
+    def _check_numbers(
+        self, names: Sequence[str], low: float, high: float = math.inf, whole: bool = False, most: int = 2**63
+    ) -> None:
+        """Raise unless each named field is a number from `low` to below `high`, integers being at most `most`."""
         for name in names:
             value: Any = getattr(self, name)
             right = _is_whole(value) if whole else _is_number(value)
-            if right and low <= value < high:
-                object.__setattr__(self, name, int(value) if whole else float(value))
-            else:
+            if not right or not low <= value < high:
                 kind = "a whole number" if whole else "a number"
                 limit = f"of at least {low:g}" if high == math.inf else f"from {low:g} to below {high:g}"
                 raise ConfigError(f"{name} must be {kind} {limit}, got {value!r}.")
+            if whole and value > most:
+                raise ConfigError(f"{name} must be at most {most:,}, got {shortened(value)}.")
+            object.__setattr__(self, name, int(value) if whole else conform(value, float, name))
 
     def _set_pair(self, name: str) -> None:
         """Replace a size given as one number by `(height, width)`."""
@@ -209,8 +226,13 @@ class Preprocess(Options):
     def __post_init__(self) -> None:
         self._set_pair("img_size")
         self._check_choices()
+        if math.prod(pair(self.img_size)) > MOST_PIXELS:
+            raise ConfigError(f"img_size must be at most {MOST_PIXELS:,} pixels in all, got {self.img_size!r}.")
+        self._check_numbers(["crop_pct"], 0)
         if not 0 < self.crop_pct <= 1:
             raise ConfigError(f"crop_pct must be above 0 and at most 1, got {self.crop_pct!r}.")
+        if self.crop_pct < 0.01:
+            raise ConfigError(f"crop_pct must be at least 0.01, got {self.crop_pct!r}; usual values are 0.8 to 1.")
         if len(self.mean) != len(self.std) or not self.mean:
             raise ConfigError(
                 f"mean and std need one number per channel each, got {len(self.mean)} and {len(self.std)}."
@@ -313,10 +335,12 @@ class ViTConfig(Options):
         self._set_pair("img_size")
         self._set_pair("patch_size")
         self._check_choices()
-        self._check_numbers(["in_chans", "embed_dim", "depth", "num_heads"], 1, whole=True)
-        self._check_numbers(["num_classes", "reg_tokens"], 0, whole=True)
+        self._check_numbers(["in_chans", "embed_dim", "num_heads"], 1, whole=True, most=MOST_WIDTH)
+        self._check_numbers(["depth"], 1, whole=True, most=MOST_BLOCKS)
+        self._check_numbers(["num_classes", "reg_tokens"], 0, whole=True, most=MOST_CLASSES)
         self._check_numbers([f.name for f in fields(self) if f.name.endswith("_rate")], 0, 1)
-        self._check_numbers(["mlp_ratio", "norm_eps"] + ["init_values"] * (self.init_values is not None), 0)
+        self._check_numbers(["mlp_ratio"], 0, MOST_RATIO)
+        self._check_numbers(["norm_eps"] + ["init_values"] * (self.init_values is not None), 0)
         self._check_parts()
 
     def _check_parts(self) -> None:
@@ -364,7 +388,8 @@ class ViTConfig(Options):
     def _check_resnet_stem(self) -> None:
         """Raise unless the stages are such as the `resnet` stem can have, and the patch is made of cells of its map."""
         depths: Any = self.stem_depths
-        if not isinstance(depths, tuple) or len(depths) > 4 or not all(_is_whole(n) and n > 0 for n in depths):
+        right = isinstance(depths, tuple) and len(depths) <= 4
+        if not right or not all(_is_whole(n) and 0 < n <= MOST_BLOCKS for n in depths):
             raise ConfigError(f"stem_depths must be up to four whole numbers above 0, got {depths!r}.")
         if depths and self.stem != "resnet":
             raise ConfigError(f"stem_depths are for the resnet stem, got {depths!r} with stem {self.stem}.")
@@ -497,10 +522,11 @@ class SwinConfig(Options):
         self._set_pair("img_size")
         self._set_pair("patch_size")
         self._check_choices()
-        self._check_numbers(["in_chans", "embed_dim"], 1, whole=True)
-        self._check_numbers(["num_classes"], 0, whole=True)
+        self._check_numbers(["in_chans", "embed_dim"], 1, whole=True, most=MOST_WIDTH)
+        self._check_numbers(["num_classes"], 0, whole=True, most=MOST_CLASSES)
         self._check_numbers(["drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate"], 0, 1)
-        self._check_numbers(["mlp_ratio", "norm_eps"], 0)
+        self._check_numbers(["mlp_ratio"], 0, MOST_RATIO)
+        self._check_numbers(["norm_eps"], 0)
         for name in ("depths", "num_heads", "window_size"):
             self._set_stages(name)
         for stage, (C, h) in enumerate(zip(self.dims, self.num_heads, strict=True)):
@@ -512,12 +538,14 @@ class SwinConfig(Options):
     def _set_stages(self, name: str) -> None:
         """Raise unless an option is one positive whole number for each stage (or, for the windows, one for all)."""
         value: Any = getattr(self, name)
-        if name == "window_size" and _is_whole(value) and value >= 1:
+        if name == "window_size" and _is_whole(value) and 1 <= value <= MOST_BLOCKS:
             object.__setattr__(self, name, int(value))
             return
         numbers = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
-        if not numbers or any(not _is_whole(number) or number < 1 for number in numbers):
+        if not numbers or any(not _is_whole(number) or not 1 <= number <= MOST_BLOCKS for number in numbers):
             raise ConfigError(f"{name} must be positive whole numbers, one for each stage, got {value!r}.")
+        if len(numbers) > MOST_STAGES:
+            raise ConfigError(f"{name} must be for at most {MOST_STAGES} stages, got {len(numbers)}.")
         if len(numbers) != len(self.depths):
             raise ConfigError(f"{name} must be as many as depths ({len(self.depths)}), got {value!r}.")
         object.__setattr__(self, name, tuple(int(number) for number in numbers))
@@ -590,8 +618,8 @@ class ResNetConfig(Options):
     def __post_init__(self) -> None:
         self._set_pair("img_size")
         self._check_choices()
-        self._check_numbers(["in_chans"], 1, whole=True)
-        self._check_numbers(["num_classes"], 0, whole=True)
+        self._check_numbers(["in_chans"], 1, whole=True, most=MOST_WIDTH)
+        self._check_numbers(["num_classes"], 0, whole=True, most=MOST_CLASSES)
         self._check_numbers(["drop_path_rate"], 0, 1)
 
     @property
@@ -674,7 +702,9 @@ class SegmenterConfig(Options):
 
     def __post_init__(self) -> None:
         self._check_choices()
-        self._check_numbers(["num_classes", "layers", "width"], 1, whole=True)
+        self._check_numbers(["num_classes"], 1, whole=True, most=MOST_CLASSES)
+        self._check_numbers(["layers"], 1, whole=True, most=MOST_BLOCKS)
+        self._check_numbers(["width"], 1, whole=True, most=MOST_WIDTH)
         if self.backbone.num_classes:
             raise ConfigError(f"the backbone must have num_classes=0, got {self.backbone.num_classes}.")
         if self.head == "mask" and not isinstance(self.backbone, ViTConfig):
@@ -728,6 +758,7 @@ class Augmentation(Options):
         self._check_numbers(names, 0, 1 + 1e-9)
         self._check_numbers(["rotate", "mixup", "cutmix"], 0)
         self._check_numbers(["operations", "repeats"], 1, whole=True)
+        self._check_numbers(["crop_scale"], 0)
         if not 0 < self.crop_scale <= 1:
             raise ConfigError(f"crop_scale must be above 0 and at most 1, got {self.crop_scale!r}.")
 
@@ -740,6 +771,11 @@ class RegressOptions(Options):
     """Half the squared error, the absolute error, Huber's, or `gaussian`: the model also tells its variance."""
     delta: float = 1.0
     """Where Huber's loss turns from square to straight, in deviations of the target."""
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of the model for each number: the number, and with `gaussian` its variance."""
+        return 2 if self.loss == "gaussian" else 1
 
     def __post_init__(self) -> None:
         self._check_choices()
@@ -839,7 +875,7 @@ class TextOptions(Options):
     def __post_init__(self) -> None:
         self._check_choices()
         self._check_numbers(["vocab_size", "width", "heads", "encoder_layers", "decoder_layers"], 1, whole=True)
-        self._check_numbers(["mlp_ratio"], 0.01)
+        self._check_numbers(["mlp_ratio"], 0.01, MOST_RATIO)
         self._check_numbers(["drop_rate"], 0, 1)
         if self.max_length is not None:
             self._check_numbers(["max_length"], 3, whole=True)
@@ -977,10 +1013,6 @@ class Indexing(Options):
         self._check_numbers(["save_seconds"], 0)
 
 
-MOST_PIXELS = 178_000_000
-"""About what Pillow opens before it speaks of a bomb."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Serving(Options):
     """What the server takes, and how long it waits."""
@@ -1004,7 +1036,7 @@ class Serving(Options):
     decoders: int = 2
     """Threads that read images."""
     max_connections: int = 512
-    """Clients at once; beyond, 503."""
+    """Connections at once; beyond, silent, slow and idle ones are closed, and 503 is sent if all are busy."""
 
     def __post_init__(self) -> None:
         self._check_numbers(["max_batch", "max_queue", "decoders"], 1, whole=True)
@@ -1072,7 +1104,9 @@ class LoopConfig(Options):
     device: Device = "auto"
     """Where to compute."""
     val_fraction: float = 0.1
-    """Part of the training images kept for validation where the data has no validation part."""
+    """Share of the training images used for validation if the data have no validation split."""
+    split_seed: int = 0
+    """Decides which images become the validation and test splits of data without them; `seed` does not."""
     eval_every: int = 1
     """Epochs between evaluations on the validation part."""
     patience: int | None = None
@@ -1088,7 +1122,7 @@ class LoopConfig(Options):
     workers: int = 0
     """Threads that read and decode images ahead of training; 0 reads each batch when it is needed."""
     strict: bool = False
-    """Stop at the first image that cannot be read, instead of going on without it."""
+    """Stop at the first image that cannot be read or row that cannot be used, instead of dropping it."""
     seed: int = 0
     """Decides the starting weights, the order and the augmentation."""
     augment: Augmentation = Augmentation()
@@ -1105,10 +1139,14 @@ class LoopConfig(Options):
         self._check_choices()
         whole = ["epochs", "batch_size", "accumulate", "eval_every", "log_steps", "max_bad_steps"]
         self._check_numbers(whole + ["max_steps"] * (self.max_steps is not None), 1, whole=True)
-        self._check_numbers(["workers"], 0, whole=True)
+        self._check_numbers(["workers", "split_seed"], 0, whole=True)
         if self.patience is not None:
             self._check_numbers(["patience"], 1, whole=True)
         self._check_numbers(["lr", "muon_lr", "weight_decay", "warmup_epochs", "save_minutes"], 0)
+        self._check_numbers(["seed"], -(2**63), whole=True)
+        self._check_numbers(["save_steps"] * (self.save_steps is not None), 1, whole=True)
+        limits = [name for name in ("clip_grad", "max_minutes") if getattr(self, name) is not None]
+        self._check_numbers(limits, 0)
         self._check_numbers(["ema", "drop_path_rate", "val_fraction"], 0, 1)
         self._check_numbers(["min_lr", "layer_decay"], 0, 1 + 1e-9)
         if self.batch_size % self.accumulate:
@@ -1169,8 +1207,9 @@ class TrainConfig(LoopConfig):
     label_fraction: float = 1.0
     """Share of the labelled training images to use, class by class, at least one of each; for learning curves. Which
     ones, the seed decides, and a smaller share is a part of a larger one."""
-    test_fraction: float = 0.0
-    """Part kept for testing where the data has no test part."""
+    test_fraction: float | None = None
+    """Share of the training images used for testing if the data have no test split; by default 0.15 for your own data
+    of at least 50 images, and 0 for texts and embedded data."""
     select: Select = "last"
     """Keep the last averaged weights, or the ones that were best on the validation part."""
     regress: RegressOptions = RegressOptions()
@@ -1186,7 +1225,8 @@ class TrainConfig(LoopConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_numbers(["label_smoothing", "patch_drop", "test_fraction"], 0, 1)
+        shares = ["label_smoothing", "patch_drop", *(["test_fraction"] if self.test_fraction is not None else [])]
+        self._check_numbers(shares, 0, 1)
         self._check_numbers(["freeze_layers"], 0, whole=True)
         if self.patience is not None and self.select == "last":
             object.__setattr__(self, "select", "best")
@@ -1294,6 +1334,7 @@ class DINOOptions(Options):
         self._check_numbers(["temperature_warmup"], 0, 1 + 1e-9)
         self._check_numbers(["freeze_last_epochs", "ibot", "koleo"], 0)
         self._check_numbers(["ibot_hidden"], 0.01, 1)
+        self._check_numbers(["local_scale", "global_scale"], 0)
         if not 0 < self.local_scale <= self.global_scale <= 1:
             raise ConfigError(
                 f"crops need 0 < local_scale <= global_scale <= 1, got {self.local_scale:g} and {self.global_scale:g}."
@@ -1417,9 +1458,10 @@ class DetectorConfig(Options):
 
     def __post_init__(self) -> None:
         self._check_choices()
-        whole = ["num_classes", "embed_dim", "decoder_layers", "num_heads", "mlp_width", "num_queries"]
-        self._check_numbers([*whole, "denoise_groups", "maps"], 1, whole=True)
-        self._check_numbers(["encoder_layers"], 0, whole=True)
+        self._check_numbers(["num_classes", "num_queries"], 1, whole=True, most=MOST_CLASSES)
+        self._check_numbers(["embed_dim", "num_heads", "mlp_width"], 1, whole=True, most=MOST_WIDTH)
+        self._check_numbers(["decoder_layers", "maps", "denoise_groups"], 1, whole=True, most=MOST_BLOCKS)
+        self._check_numbers(["encoder_layers"], 0, whole=True, most=MOST_BLOCKS)
         self._check_numbers(["norm_eps"], 0)
         self._check_numbers(["pos_temperature"], 1)
         self._check_numbers(["drop_rate"], 0, 1)
@@ -1436,6 +1478,8 @@ class DetectorConfig(Options):
     @classmethod
     def from_dict(cls, options: Mapping[str, Any]) -> Self:
         """As of all options; runs of earlier versions call the backbone `vit` or `cnn`."""
+        if not isinstance(options, Mapping):
+            return super().from_dict(options)
         old = [options[kind] for kind in ("vit", "cnn") if options.get(kind) is not None]
         rest = {key: value for key, value in options.items() if key not in ("vit", "cnn")}
         return super().from_dict({"backbone": old[0]} | rest if old else rest)
@@ -1502,8 +1546,11 @@ class TextConfig(Options):
 
     def __post_init__(self) -> None:
         self._check_choices()
-        self._check_numbers(["vocab_size", "max_length", "embed_dim", "depth", "num_heads", "mlp_width"], 1, whole=True)
-        self._check_numbers(["num_classes"], 0, whole=True)
+        self._check_numbers(["vocab_size"], 1, whole=True, most=MOST_CLASSES)
+        self._check_numbers(["max_length"], 1, whole=True, most=MOST_TOKENS)
+        self._check_numbers(["embed_dim", "num_heads", "mlp_width"], 1, whole=True, most=MOST_WIDTH)
+        self._check_numbers(["depth"], 1, whole=True, most=MOST_BLOCKS)
+        self._check_numbers(["num_classes"], 0, whole=True, most=MOST_CLASSES)
         self._check_numbers(["norm_eps"], 0)
         self._check_numbers(["drop_rate", "attn_drop_rate"], 0, 1)
         if self.embed_dim % self.num_heads:

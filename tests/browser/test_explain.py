@@ -1,12 +1,18 @@
 """The page of an explanation in a browser: mouse, keys and buttons, offline, on a laptop and on a phone."""
 
+import base64
+import io
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from helpers import redraw
 from vitral import create_model, explain
 from vitral.explanation.colours import number, paint, scale_of
+from vitral.explanation.placement import place
 
 MODEL = {"embed_dim": 48, "depth": 3, "num_heads": 3, "img_size": (64, 96), "num_classes": 7}
 
@@ -46,6 +52,18 @@ def looks_most(rows, layer, query):
     return f"row {best // 6 + 1}, column {best % 6 + 1}, {number(100 * float(mean[best]))} % of its attention"
 
 
+def box_of(page, made, row, column):
+    """Left, top, width and height of a patch on the screen."""
+    canvas, (left, top, _, _), (h, w) = page.locator("#canvas").bounding_box(), made.crop, made.cell
+    scale = canvas["width"] / made.size[1]
+    return canvas["x"] + scale * (left + column * w), canvas["y"] + scale * (top + row * h), scale * w, scale * h
+
+
+def hover(page, made, row, column):
+    left, top, width, height = box_of(page, made, row, column)
+    page.mouse.move(left + width / 2, top + height / 2)
+
+
 def opened(browser, path, **options):
     page = browser.new_page(viewport={"width": 1100, "height": 760}, **options)
     page.goto(path.as_uri())
@@ -56,14 +74,15 @@ def opened(browser, path, **options):
 @pytest.mark.slow
 def test_hovering_a_patch_shows_where_it_looks(page, page_file):
     page.select_option("#map", "-1")
-    box = page.locator("#canvas").bounding_box()
-    page.mouse.move(box["x"] + box["width"] * 3.5 / 6, box["y"] + box["height"] * 1.5 / 4)
+    hover(page, page_file[1], 1, 3)
     expected = looks_most(page_file[1].rows, 2, 1 + 6 + 3)
     assert says(page) == f"The patch in row 2, column 4, block 2, mean of heads: looks most at {expected}."
     frame = page.locator("#frame").bounding_box()
-    for side, place in (("x", 3 / 6 * box["width"]), ("y", 1 / 4 * box["height"])):
-        assert frame[side] - box[side] == pytest.approx(place, abs=1)
-    assert frame["width"] == pytest.approx(box["width"] / 6, abs=1)
+    expected = box_of(page, page_file[1], 1, 3)
+    assert [frame[side] for side in ("x", "y", "width", "height")] == pytest.approx(expected, abs=1)
+    canvas = page.locator("#canvas").bounding_box()
+    page.mouse.move(canvas["x"] + 3, canvas["y"] + 3)  # outside of the model's crop
+    assert says(page).startswith("The patch in row 2, column 4")
 
 
 @pytest.mark.slow
@@ -71,8 +90,7 @@ def test_hovering_a_map_shows_its_values(page, page_file):
     map_ = page_file[1].maps[0]
     assert page.inner_text("#range") == scale_of(map_).text()
     assert page.inner_text("#most") == number(float(map_.max()))
-    box = page.locator("#canvas").bounding_box()
-    page.mouse.move(box["x"] + box["width"] * 3.5 / 6, box["y"] + box["height"] * 1.5 / 4)
+    hover(page, page_file[1], 1, 3)
     assert says(page).startswith(f"gradient x attention: {number(float(map_[1, 3]))} in row 2, column 4")
 
 
@@ -113,7 +131,9 @@ def test_buttons_and_sliders(page):
 @pytest.mark.slow
 def test_the_page_names_image_and_model_and_what_was_explained(page, page_file):
     assert page.inner_text("#title") == page_file[1].caption
-    assert page.inner_text("#about") == f"{page_file[1].name} · 96 x 64 pixels: {page_file[1].part}"
+    assert page.inner_text("#about") == (
+        f"{page_file[1].name} · input of the model: {page_file[1].part}, at 96 x 64 pixels"
+    )
     assert page.locator("#note").is_hidden()
 
 
@@ -130,11 +150,53 @@ def test_it_opens_where_it_was_asked_to_with_the_colours_of_the_picture(browser,
     assert float(page.inner_text("#range").split()[0]) == pytest.approx(float(low), rel=0.03)
     page.locator("#strength").fill("100")
     cells = page.evaluate(
-        "[...Array(24).keys()].map(i => [...pen.getImageData((i % 6 + .5) * canvas.width / 6, "
-        "(Math.floor(i / 6) + .5) * canvas.height / 4, 1, 1).data].slice(0, 3))"
+        "[...Array(24).keys()].map(i => grid.box(i)).map(({ x, y, w, h }) => "
+        "[...pen.getImageData(x + w / 2, y + h / 2, 1, 1).data].slice(0, 3))"
     )
     assert np.abs(np.array(cells) - paint(made.maps[0]).reshape(-1, 3).astype(int)).max() <= 3
     page.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("crop_mode", "size"),
+    [("center", (667, 1000)), ("squash", (667, 1000)), ("pad", (667, 1000)), ("center", (40, 30))],
+)
+def test_a_planted_map_is_on_the_pixels_of_its_patches(browser, tmp_path, crop_mode, size):
+    model = redraw(create_model("vit_tiny_patch16_224", **MODEL))
+    model.preprocess = replace(model.preprocess, crop_mode=crop_mode)
+    photo = np.full((*size, 3), 90, np.uint8)
+    made = explain(model, photo, "rollout", interactive=True)
+    planted = torch.arange(24.0).view(4, 6)
+    made = replace(made, maps=planted[None], titles=["planted"])
+    page = opened(browser, made.save(tmp_path / "x.html"))
+    page.locator("#strength").fill("100")
+    placed = place(made, 1200)
+    scale = page.evaluate("scale")
+    shown = pixels_of(page)
+    assert shown.shape == (placed.size[0] * scale, placed.size[1] * scale, 3)
+    large = replace(
+        placed,
+        picture=placed.picture.repeat_interleave(scale, 1).repeat_interleave(scale, 2),
+        crop=tuple(scale * edge for edge in placed.crop),
+        cell=tuple(scale * side for side in placed.cell),
+    )
+    seen = np.ones(shown.shape[:2], bool)
+    if placed.cropped:  # the outline covers the edges of the crop
+        left, top, right, bottom = (round(edge) for edge in large.crop)
+        for edge in (left, right):
+            seen[:, max(0, edge - 6) : edge + 6] = False
+        for edge in (top, bottom):
+            seen[max(0, edge - 6) : edge + 6] = False
+    assert np.abs(shown - large.blend(planted, "patches", 1.0))[seen].max() <= 3  # JPEG
+    page.select_option("#style", "smooth")
+    assert np.abs(pixels_of(page) - large.blend(planted, "smooth", 1.0))[seen].max() <= 8
+    page.close()
+
+
+def pixels_of(page):
+    data = page.evaluate("canvas.toDataURL('image/png')").partition(",")[2]
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")).astype(int)
 
 
 @pytest.mark.slow

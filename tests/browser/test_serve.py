@@ -1,8 +1,10 @@
 """The server's page in a browser: a picture in, an answer out, and what the model looks at; laptop and phone."""
 
+import base64
 import io
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -14,6 +16,7 @@ from helpers import redraw
 from tiny import LABELS, MODELS
 from vitral.config import ViTConfig
 from vitral.data.sources.coco import mask_to_rle
+from vitral.explanation.placement import place
 from vitral.models.vit import VisionTransformer
 
 pytestmark = pytest.mark.slow
@@ -110,6 +113,47 @@ def looks_most(explained, layer, query):
     return f"row {int(mean.argmax()) // columns + 1}, column {int(mean.argmax()) % columns + 1}"
 
 
+def crop_on(page, made):
+    """Left, top, width and height of the model's crop on the screen."""
+    canvas, (left, top, right, bottom) = page.locator("#canvas").bounding_box(), made.crop
+    scale = canvas["width"] / made.size[1]
+    return canvas["x"] + scale * left, canvas["y"] + scale * top, scale * (right - left), scale * (bottom - top)
+
+
+def test_a_planted_map_is_on_the_pixels_of_the_photograph(page, runs):
+    """The canvas has the pixels of the photograph, which EXIF turns, and a planted map on the pixels of its patches."""
+    upright = (np.arange(700 * 1000 * 3).reshape(700, 1000, 3) // 7 % 251).astype(np.uint8)
+    buffer, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(upright).transpose(Image.Transpose.ROTATE_90).save(buffer, "JPEG", exif=exif, quality=95)
+    made = vitral.explain(runs["classify"], buffer.getvalue(), "rollout")
+    planted = torch.arange(float(made.maps[0].numel())).view(made.grid)
+
+    def plant(route):
+        answer = route.fetch().json()
+        route.fulfill(json=answer | {"maps": [planted.tolist()] * len(answer["maps"])})
+
+    page.route("**/v1/explain", plant)
+    upload(page, buffer.getvalue(), "photo.jpg")
+    page.click("label:has-text('Rollout')")
+    page.locator("#mapLabel").wait_for()
+    page.locator("#strength").fill("100")
+    placed = place(made)
+    assert page.evaluate("[canvas.width, canvas.height]") == [1000, 700] == [placed.size[1], placed.size[0]]
+    data = page.evaluate("canvas.toDataURL('image/png')").partition(",")[2]
+    shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")).astype(int)
+    seen = np.ones(shown.shape[:2], bool)
+    if placed.cropped:  # the outline covers the edges of the crop
+        left, top, right, bottom = (round(edge) for edge in placed.crop)
+        for edge in (left, right):
+            seen[:, max(0, edge - 6) : edge + 6] = False
+        for edge in (top, bottom):
+            seen[max(0, edge - 6) : edge + 6] = False
+    assert np.abs(shown - placed.blend(planted, "patches", 1.0))[seen & placed.inside().numpy()].max() == 0
+    assert np.abs(shown - placed.blend(planted, "patches", 1.0))[seen].max() <= 4  # two decoders of JPEG
+    page.unroute("**/v1/explain")
+
+
 def test_from_upload_to_prediction_to_patch_to_block(page, runs):
     data = picture(3)
     upload(page, data)
@@ -163,7 +207,7 @@ def test_what_is_pointed_at_is_the_patch_that_is_framed(browser, address, height
     page = opened(browser, address, height=height)  # on a low screen the picture is narrower than its place
     upload(page, picture())
     box = page.locator("#canvas").bounding_box()
-    assert box["width"] == pytest.approx(box["height"], abs=1)  # the model sees 8 x 8 pixels
+    assert box["width"] == pytest.approx(box["height"] * 52 / 40, abs=1)  # of the picture; the input has 8 x 8 pixels
     for at in (0.03, 0.97):
         page.mouse.move(box["x"] + at * box["width"], box["y"] + at * box["height"])
         n = 1 if at < 0.5 else 4
@@ -214,9 +258,9 @@ def test_what_is_too_much_or_in_windows_is_asked_for_block_by_block(browser, oth
     page.focus("#stage")
     page.keyboard.press("[")
     made = expect(layer=1)
-    box, (rows, columns) = page.locator("#canvas").bounding_box(), made.grid
+    (left, top, width, height), (rows, columns) = crop_on(page, made), made.grid
     assert (rows, columns) == grid
-    page.mouse.click(box["x"] + box["width"] * 2.5 / columns, box["y"] + box["height"] * 5.5 / rows)
+    page.mouse.click(left + width * 2.5 / columns, top + height * 5.5 / rows)
     page.locator("#say:has-text('The patch in row 6, column 3')").wait_for()
     expect(layer=1, patch=patch)
     page.select_option("#map", "2")
@@ -455,15 +499,17 @@ def test_patches_are_asked_one_by_one(browser, others, faults, width):
     assert len([url for url in page.asked if url.endswith("/v1/explain")]) == len(asked) + 1
     held = []
     page.route("**/v1/explain", lambda route: held.append(route))
-    page.click("#canvas", position={"x": 5, "y": 5})
+    canvas, made = page.locator("#canvas").bounding_box(), vitral.explain(others[1] / "fine", picture(7))
+    left, top, side, _ = crop_on(page, made)
+    x, y, cell = left - canvas["x"], top - canvas["y"], side / 32
+    page.click("#canvas", position={"x": x + cell / 2, "y": y + cell / 2})
     page.locator("#busyWords:text-is('Computing: Attention')").wait_for()
     assert "The patch in row 17, column 18 looks" in page.inner_text("#say")  # until the answer is there
-    page.hover("#canvas", position={"x": 60, "y": 5})
+    page.hover("#canvas", position={"x": x + 4.5 * cell, "y": y + cell / 2})
     pointed, marked = page.locator("#frame").bounding_box(), page.locator("#asked").bounding_box()
-    canvas, pill = page.locator("#canvas").bounding_box(), page.locator("#busy").bounding_box()
-    cell = canvas["width"] / 32
-    assert (marked["x"] - canvas["x"], marked["width"]) == pytest.approx((0, cell), abs=1)
-    assert pointed["x"] - canvas["x"] == pytest.approx(60 // cell * cell, abs=1)
+    pill = page.locator("#busy").bounding_box()
+    assert (marked["x"], marked["width"]) == pytest.approx((left, cell), abs=1)
+    assert (pointed["x"], pointed["y"]) == pytest.approx((left + 4 * cell, top), abs=1)
     assert pill["x"] >= 0
     assert pill["x"] + pill["width"] <= width
     assert faults(page) == []

@@ -79,7 +79,7 @@ def test_the_users_mistake_is_one_line_and_exit_code_2(capsys, args, message):
 
 
 def test_our_mistake_is_exit_code_1_with_the_traceback_in_a_file(capsys, monkeypatch):
-    monkeypatch.setattr("vitral.cli.models.list_models", lambda pattern: 1 / 0)
+    monkeypatch.setattr("vitral.cli.models.list_models", lambda pattern, pretrained: 1 / 0)
     code, out, err = run(capsys, "models")
     assert code == 1
     assert out == ""
@@ -91,7 +91,7 @@ def test_our_mistake_is_exit_code_1_with_the_traceback_in_a_file(capsys, monkeyp
 
 
 def test_ctrl_c_is_exit_code_130(capsys, monkeypatch):
-    def interrupt(pattern):
+    def interrupt(pattern, pretrained):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("vitral.cli.models.list_models", interrupt)

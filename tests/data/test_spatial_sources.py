@@ -456,7 +456,7 @@ class TestCoco:
         data = open_data(tmp_path)
         assert list(data.splits) == ["train"]
         assert kinds(data) == ["missing_image"]
-        assert "the val part has no usable image and is left out" in data.notes
+        assert "the val split has no usable image and was dropped" in data.notes
 
 
 @dataclass(frozen=True)
@@ -623,6 +623,9 @@ class TestYolo:
         assert data.boxes.rows[0][2].tolist() == pytest.approx([0, 0.1, 0.1, 0.3, 0.4])
         assert "1 outlines are taken as the boxes around them" in data.notes
         assert set(check_data(data)["annotations"]) == set(kinds(data))
+        outside = next(p["error"] for p in data.problems if p["kind"] == "box_outside")
+        written = "the box of line 3, `0 1.9 0.5 0.4 0.2`, in fractions of the image,"
+        assert outside.endswith(f"a.png: {written} is outside the image")
 
     def test_folders_that_cannot_be_used(self, tmp_path):
         with pytest.raises(DataError, match="should name the classes"):
@@ -766,7 +769,7 @@ class TestTable:
             csv.writer(file).writerows([("image", *header), *((f"{i}.png", *row) for i, row in enumerate(rows))])
         return path
 
-    def test_numbers_that_are_not_whole(self, tmp_path):
+    def test_numbers_that_are_not_integers(self, tmp_path):
         data = open_data(self.table(tmp_path, [("1.5",), ("2",), ("nan",), ("",), ("inf",), ("-3e1",)], ["target"]))
         assert data.kind == "numbers"
         assert data.targets.tolist() == [[1.5], [2], [-30]]
@@ -777,12 +780,12 @@ class TestTable:
             "target is empty, not a finite number",
             "target is inf, not a finite number",
         ]
-        assert data.notes[0].startswith("column target holds numbers, to be estimated")
+        assert "column target: a number to estimate, because it holds numbers that are not written as" in data.notes[1]
         report = check_data(data)
         assert report["numbers"]["target"]["largest"] == 2
         assert report["classes"] == {}
 
-    def test_whole_numbers_are_classes_unless_the_task_says_otherwise(self, tmp_path):
+    def test_the_task_overrides_what_the_cells_suggest(self, tmp_path):
         path = self.table(tmp_path, [("3",), ("5",), ("word",)], ["label"])
         assert open_data(path).kind == "label"
         data = open_data(path, task="regress")
@@ -847,10 +850,10 @@ class TestTable:
         rows = [("1.5", "train"), ("nan", "val"), ("2.5", "train"), ("", "val")]
         data = open_data(self.table(tmp_path, rows, ["target", "split"]))
         assert {part: v.tolist() for part, v in data.splits.items()} == {"train": [0, 1]}
-        assert "the val part has no usable image and is left out" in data.notes
+        assert "the val split has no usable image and was dropped" in data.notes
         assert list(data.with_splits(0.5, 0, seed=0).splits) == ["train", "val"]
         rows = [("1.5", "val"), ("nan", "train")]
-        with pytest.raises(DataError, match=r"no usable image in its training part \(.*1\.png: target is nan"):
+        with pytest.raises(DataError, match=r"no usable image in its training split \(.*1\.png: target is nan"):
             open_data(self.table(tmp_path, rows, ["target", "split"]))
 
     def test_a_comma_in_a_name_is_no_separator(self, tmp_path):
@@ -880,8 +883,8 @@ def test_check_prints_what_the_source_found(tmp_path, capsys):
     coco(tmp_path / "a.json", [entry(1, "a.png")], [note(1, [50, 20, 5, 5]), note(1, [1, 1, 5, 5])])
     main(["check", str(tmp_path / "a.json")])
     out = capsys.readouterr().out
-    assert "1 boxes lie outside their image and were left out" in out
-    assert "a.png: the box 1.25, 0.6667, 1.375, 0.8333 lies outside the image" in out
+    assert "1 boxes are outside their image and were dropped" in out
+    assert "a.png: the box x 50, y 20, width 5, height 5 (pixels, in an image of 40 x 30) is outside the image" in out
     assert "1 problems" in out
     table = tmp_path / "t.csv"
     table.write_text("image,label\na.png,1.5\na.png,nan\n")

@@ -60,7 +60,7 @@ class TestLoadPairs:
         text = "split\ten\tit\ntrain\ta\tb\nvalidation\tc\td\nTest\te\tf\ntrain\tg\th\n"
         pairs = load_pairs(write(tmp_path / "a.tsv", text))
         assert {k: v.tolist() for k, v in pairs.splits.items()} == {"train": [0, 3], "val": [1], "test": [2]}
-        assert pairs.describe() == "a: 4 texts, and what to write of each, 1 characters, split train/val/test 2/1/1"
+        assert pairs.describe() == "a: 4 texts, each with a text to write, 1 characters, split train/val/test 2/1/1"
 
     def test_what_cannot_be_used_is_left_out_and_listed(self, tmp_path):
         lines = ['{"source": "a", "target": "b"}', '{"source": " ", "target": "b"}', '{"source": "a", "target": null}',
@@ -72,7 +72,7 @@ class TestLoadPairs:
         assert set(kinds) == {"bad_line", "empty_source", "empty_target"}
         assert pairs.problems[0]["error"] == f"{tmp_path / 'a.jsonl'} line 2: source is empty"
         assert pairs.problems[4]["error"].endswith("line 6: it has no target")
-        assert "3 lines cannot be read and were left out (vitral check lists them)" in pairs.notes
+        assert "3 lines cannot be read and were dropped (vitral check lists them)" in pairs.notes
 
     def test_lines_of_another_width(self, tmp_path):
         pairs = load_pairs(write(tmp_path / "a.tsv", "a\tb\nc\nd\te\tf\ng\th\n"))

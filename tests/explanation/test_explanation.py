@@ -409,12 +409,6 @@ class TestExplain:
         with Image.open(made.save(tmp_path / "x.png")) as shown:
             assert shown.size[0] > 1.5 * shown.size[1]
 
-    def test_the_overlay_lies_on_the_patches_to_the_pixel(self, model, picture):
-        figure = explain(model, picture, "rollout").figure()
-        photo, map_ = figure.axes[1].images
-        assert photo.get_extent() == map_.get_extent() == [-0.5, 63.5, 63.5, -0.5]
-        assert map_.get_array().shape == (4, 4)
-
     def test_scores(self, model, picture):
         scores = explain(model, picture, "relevance", score=True).scores
         assert set(scores) == {
@@ -434,21 +428,21 @@ class TestExplain:
                 {"patch": (64, 3)},
                 r"outside the prepared image of 64 x 64 pixels \(of your image: the middle 58 x 58 of 64 x 64\)\.",
             ),
-            ({"patch": 3}, r"patch must be two whole numbers \(x, y\), got 3\."),
-            ({"patch": (3.5, 3)}, r"patch must be two whole numbers \(x, y\), got \(3.5, 3\)\."),
+            ({"patch": 3}, r"patch must be two integers \(x, y\), got 3\."),
+            ({"patch": (3.5, 3)}, r"patch must be two integers \(x, y\), got \(3.5, 3\)\."),
             ({"method": "relevance", "target": 7}, "class must be a number from 0 to 6, got 7"),
             ({"method": "relevance", "target": "-1"}, "class must be a number from 0 to 6, got -1"),
             ({"method": "relevance", "target": 1.5}, r"class must be a number from 0 to 6, got 1\.5"),
-            ({"target": 3}, r"attention takes no target; it is for relevance, gradcam, occlusion\."),
-            ({"method": "rollout", "patch": (3, 3)}, r"rollout takes no patch; it is for attention\."),
+            ({"target": 3}, r"attention does not accept target; it is for relevance, gradcam, occlusion\."),
+            ({"method": "rollout", "patch": (3, 3)}, r"rollout does not accept patch; it is for attention\."),
             (
                 {"method": "positions", "layer": 0},
-                r"positions takes no layer; it is for attention, tokens, writing, merging\.",
+                r"positions does not accept layer; it is for attention, tokens, writing, merging\.",
             ),
-            ({"method": "tokens", "head": 0}, r"tokens takes no head; it is for attention, writing\."),
-            ({"method": "tokens", "score": True}, "tokens takes no score=True"),
-            ({"method": "positions", "interactive": True}, "positions takes no interactive=True"),
-            ({"method": "relevance", "target": lambda y: y[:, 0], "score": True}, "a score needs a class to ask for"),
+            ({"method": "tokens", "head": 0}, r"tokens does not accept head; it is for attention, writing\."),
+            ({"method": "tokens", "score": True}, "tokens does not accept score=True"),
+            ({"method": "positions", "interactive": True}, "positions does not accept interactive=True"),
+            ({"method": "relevance", "target": lambda y: y[:, 0], "score": True}, "a score needs a class:"),
             ({"method": "relevance", "target": "zebra"}, "unknown class 'zebra'"),
             ({"method": "relevance", "target": "²"}, "unknown class '²'"),
             ({"method": "relevance", "target": "३"}, "unknown class '३'"),
@@ -471,12 +465,12 @@ class TestExplain:
             p = model(x).double().softmax(1)[0]
         best, other = int(p.argmax()), int(p.argmin())
         says = f"{best}, {100 * p[best]:.1f} %"
-        assert explain(predictor, picture).caption == f"attention: block 2, from [CLS]; the model says {says}"
-        assert explain(predictor, picture, "rollout").caption == f"rollout: the model says {says}"
+        assert explain(predictor, picture).caption == f"attention: block 2, from [CLS]; prediction: {says}"
+        assert explain(predictor, picture, "rollout").caption == f"rollout: prediction: {says}"
         assert explain(predictor, picture, "relevance").caption == f"relevance: class {says}"
         assert explain(predictor, picture, "relevance", target=best).about == f"class {says}"
         asked = explain(predictor, picture, "relevance", target=str(other))
-        assert asked.about == f"class {other} ({100 * p[other]:.1f} %; the model says {says})"
+        assert asked.about == f"class {other} ({100 * p[other]:.1f} %; prediction: {says})"
         assert (asked.label, asked.answer) == (str(other), says)
         assert asked.probability == pytest.approx(float(p[other]))
         own = explain(predictor, picture, "relevance", target=lambda y: y.sum(1))
@@ -489,11 +483,11 @@ class TestExplain:
         headless = small(num_classes=0)
         assert explain(headless, picture).caption == "attention: block 2, from [CLS]"
         for target in (None, 3, "3"):
-            with pytest.raises(InputError, match="this model has no classes that could be explained; use attention, "):
+            with pytest.raises(InputError, match="this model has no classes to explain; use attention, "):
                 explain(headless, picture, "relevance", target=target)
         made = explain(headless, picture, "relevance", target=lambda y: y[:, 5])
         assert made.about.startswith("your function, ")
-        with pytest.raises(InputError, match="a score needs a class to ask for"):
+        with pytest.raises(InputError, match="a score needs a class:"):
             explain(headless, picture, score=True)
 
     @pytest.mark.parametrize("names", [["age"], ["age", "height"]])
@@ -505,19 +499,19 @@ class TestExplain:
         predictor.task = Regress(names, [30.0, 170.0][: len(names)], [10.0, 20.0][: len(names)], RegressOptions())
         predictor.labels = names
         if len(names) == 2:
-            with pytest.raises(InputError, match="several numbers; say which to explain: age, height"):
+            with pytest.raises(InputError, match="several numbers; choose which to explain: age, height"):
                 explain(predictor, picture, "occlusion")
         made = explain(predictor, picture, "occlusion", target=names[-1])
         x = normalize(predictor.prepare(picture)[None], predictor.preprocess)
         last = len(names) - 1
         assert difference(made.maps, relevance.occlusion(predictor.model, x, lambda y: y[:, last])) < 1e-6
         assert made.maps.abs().max() > 0
-        assert made.about.startswith(f"{names[-1]}; the model says age ")
-        assert explain(predictor, picture).about.startswith("the model says age ")
+        assert made.about.startswith(f"{names[-1]}; prediction: age ")
+        assert explain(predictor, picture).about.startswith("prediction: age ")
 
     def test_where_attention_pooling_reads_and_where_a_block_of_it_looks(self, picture):
         model = small("vit_base_patch16_siglip_224")
-        assert explain(model, picture).where == "where the pooling reads"
+        assert explain(model, picture).where == "attention of the pooling"
         made = explain(model, picture, layer=1)
         assert made.where == "block 1, mean over all patches"
         x = normalize(Predictor(model).prepare(picture)[None], model.preprocess)
@@ -612,26 +606,32 @@ class TestColours:
 
 
 class TestFigure:
-    def test_every_panel_says_its_block_part_and_range(self, model, picture):
+    def test_every_panel_has_its_title_crop_and_range(self, model, picture):
         made = explain(model, picture, layer=1, patch=(20, 50))
         figure = made.figure()
         assert figure.get_suptitle() == made.caption
         first, *maps = figure.axes
         assert first.get_title() == "image, 64 x 64 pixels"
-        assert [t.get_text() for t in first.texts] == [made.part]
-        for ax, map_, title in zip(maps, made.maps, made.titles, strict=False):
+        assert [t.get_text() for t in first.texts] == [made.part, "input of the model: 64 x 64 pixels"]
+        for ax, map_, title in zip(maps, made.maps, made.titles, strict=True):
             assert ax.get_title() == title
-            shown = ax.images[1]
-            assert shown.get_clim() == (0, pytest.approx(map_.max().item()))
-            assert [t.get_text() for t in ax.texts][2] == scale_of(map_).text()
-        for ax in (first, *maps[:5]):
-            assert [patch.get_bbox().bounds for patch in ax.patches] == [(15.5, 47.5, 16, 16)] * 2
+            assert [t.get_text() for t in ax.texts] == ["0", number(map_.max().item()), scale_of(map_).text()]
+        start, side = (
+            6 * 3 / 71 * 64,
+            6 * 64 / 71 * 64,
+        )  # drawn six times as large; 64 of 71 pixels are fed to the model
+        crop = (start, start, side, side)
+        patch = (start + side / 4, start + 3 * side / 4, side / 4, side / 4)
+        for ax in figure.axes:
+            bounds = [each for rectangle in ax.patches for each in rectangle.get_bbox().bounds]
+            assert bounds == pytest.approx([*crop, *crop, *patch, *patch])
 
     def test_signed_maps_are_drawn_round_zero(self, model, picture):
         made = explain(model, picture, "gradcam")
-        low, high = made.figure().axes[2].images[1].get_clim()
         assert made.maps[1].min() < 0
-        assert low == -high == pytest.approx(-made.maps[1].abs().max().item())
+        ax = made.figure().axes[2]
+        largest = number(made.maps[1].abs().max().item())
+        assert [t.get_text() for t in ax.texts][:2] == [f"-{largest}", largest]
 
     def test_no_panel_stands_alone(self):
         for panels in range(2, 60):
@@ -648,11 +648,11 @@ class TestPage:
         monkeypatch.setattr(page, "LARGEST", 3 * 3 * 17 * 16 - 1)
         made = explain(model, picture, interactive=True)
         assert made.rows.heads == []
-        assert "All 3 heads of 3 blocks and 4 x 4 patches are too much" in made.rows.note
+        assert "All 3 heads of 3 blocks and 4 x 4 patches are too large for a page" in made.rows.note
         assert made.rows.largest[2, 0, 0].item() == pytest.approx(made.maps[0].max().item())
         one = explain(model, picture, head=-1, interactive=True)
         assert one.rows.heads == [2]
-        assert one.rows.note.endswith("only head 2 is here.")
+        assert one.rows.note.endswith("only head 2 is included.")
         assert one.rows.largest[2, 0, 0].item() == pytest.approx(one.maps[0].max().item())
         monkeypatch.setattr(page, "LARGEST", 3 * 3 * 17 * 16)
         assert explain(model, picture, interactive=True).rows.note == ""
@@ -689,7 +689,7 @@ class TestVerb:
         assert first["titles"] == ["Grad-CAM", "integrated gradients", "input gradients"]
         assert (first["class"], first["layer"], first["patch"], first["source"]) == ("fox", None, None, str(run))
         assert 0 < first["probability"] < 1
-        assert len(text.splitlines()) == 2 + 2 * (2 + 15 + 2 + 3)  # a field a line, a map a line
+        assert len(text.splitlines()) == 2 + 2 * (2 + 18 + 2 + 3)  # a field a line, a map a line
         assert second["file"] == str(tmp_path / "many" / "picture-2-gradcam.png")
         for document in (first, second):
             assert Path(document["file"]).exists()
@@ -702,7 +702,7 @@ class TestVerb:
         out = tmp_path / "x.html"
         args = ["--layer", "1", "--head", "-1", "--patch", "50,33", "--out", str(out)]
         assert main(["explain", str(run), str(picture), *args]) == 0
-        assert '"start": {"layer": 1, "head": 2, "query": 11}' in out.read_text()
+        assert '"start": {"layer": 1, "head": 2, "query": 11, "style": "patches"}' in out.read_text()
 
     def test_folders_patterns_and_names(self, tmp_path, run, picture, capsys):
         folder = tmp_path / "in"
@@ -714,12 +714,12 @@ class TestVerb:
         said = capsys.readouterr().out.splitlines()
         assert "a.jpg" in said[0]
         assert "a.png (the middle " in said[1]
-        assert " of 90 x 60): attention: block 2, from [CLS]; the model says " in said[1]
+        assert " of 90 x 60): attention: block 2, from [CLS]; prediction: " in said[1]
 
     @pytest.mark.parametrize(
         ("args", "message"),
         [
-            (["--patch", "3"], "--patch must be two whole numbers X,Y, got '3'"),
+            (["--patch", "3"], "--patch must be two integers X,Y, got '3'"),
             (
                 ["--patch", "64,3"],
                 "outside the prepared image of 64 x 64 pixels (of your image: the middle 58 x 58 of 64 x 64)",
@@ -728,9 +728,10 @@ class TestVerb:
             (["--head", "9"], "head must be a head from -3 to 2, got 9."),
             (["--method", "relevance", "--class", "10"], "class must be a number from 0 to 6, got 10."),
             (["--method", "relevance", "--class", "-1"], "class must be a number from 0 to 6, got -1."),
-            (["--class", "fox"], "attention takes no --class; it is for relevance, gradcam, occlusion."),
-            (["--method", "rollout", "--patch", "3,3"], "rollout takes no --patch; it is for attention."),
-            (["--method", "positions", "--score"], "positions takes no --score;"),
+            (["--class", "fox"], "attention does not accept --class; it is for relevance, gradcam, occlusion."),
+            (["--method", "rollout", "--patch", "3,3"], "rollout does not accept --patch; it is for attention."),
+            (["--method", "positions", "--score"], "positions does not accept --score;"),
+            (["--method", "merging", "--style", "smooth"], "merging does not accept --style;"),
             (["--method", "positions", "--out", "x.html"], "positions cannot be a page; write .png, .svg, .pdf, .jpg"),
             (["--out", "x.gif"], "x.gif should end in .png, .svg, .pdf, .jpg or .html."),
         ],
@@ -748,7 +749,7 @@ class TestVerb:
         for args, message in (
             ([picture, other, "--out", "x.png"], "--out x.png is one file for 2 images; give a folder, or a name with"),
             ([picture, other, tmp_path / "missing.png"], "missing.png does not exist."),
-            ([picture, "--out", picture], "is one of the images themselves"),
+            ([picture, "--out", picture], "is one of the images; give another name"),
             ([picture, "--out", "x.gif"], "x.gif should end in"),
             ([], "no images are named"),
         ):
@@ -765,7 +766,9 @@ class TestVerb:
         assert list(get_args(get_type_hints(Options)["method"])) == list(METHODS) == list(TAKES)
         docs = (Path(__file__).parents[2] / "docs" / "explain.md").read_text()
         for method, takes in TAKES.items():
-            words = [FLAGS[name].removeprefix("--") for name in takes if name in FLAGS and name != "score"]
+            words = [
+                FLAGS[name].removeprefix("--") for name in takes if name in FLAGS and name not in ("score", "style")
+            ]
             (row,) = (line for line in docs.splitlines() if line.startswith(f"| `{method}` |"))
             assert row.split("|")[3].strip() == ", ".join(words)
 
@@ -776,7 +779,7 @@ class TestMerging:
         x = normalize(Predictor(model).prepare(picture)[None], model.preprocess)
         assert made.titles == [f"after block {i}: {13 - 3 * i} of 16" for i in range(3)]
         assert torch.equal(made.maps.long().flatten(1), torch.cat(merged(model, 3).merge_maps(x)))
-        assert made.caption.startswith("merging: 3 patches in each block; the model says")
+        assert made.caption.startswith("merging: 3 patches in each block; prediction:")
         assert explain(Predictor(model, merge=3), picture, "merging").caption == made.caption
         (one,) = explain(model, picture, "merging", merge=3, layer=1).maps
         assert torch.equal(one, made.maps[1])
@@ -804,7 +807,7 @@ class TestMerging:
             assert written.width > 500
 
     def test_refusals(self, model, picture):
-        with pytest.raises(InputError, match="rollout is for a model that merges no tokens"):
+        with pytest.raises(InputError, match="rollout does not support a model that merges tokens"):
             explain(Predictor(model, merge=3), picture, "rollout")
-        with pytest.raises(InputError, match="attention takes no merge; it is for merging"):
+        with pytest.raises(InputError, match="attention does not accept merge; it is for merging"):
             explain(model, picture, merge=3)

@@ -9,7 +9,7 @@ from helpers import difference, images, redraw
 from vitral.config import SwinConfig
 from vitral.errors import InputError
 from vitral.explanation.explain import METHODS, explain
-from vitral.explanation.figures import covered
+from vitral.explanation.placement import place
 from vitral.explanation.relevance import grad_cam, input_gradients
 from vitral.explanation.windows import window_maps
 from vitral.models.swin import SwinTransformer
@@ -76,7 +76,9 @@ def test_explain_shows_it(model, picture, tmp_path):
     assert made.patch == (4, 4)
     assert made.where == "block 4, in stage 1, mean over all patches"
     assert len(made.titles) == 2 + 4
-    assert covered(made) == (24, 28)  # the last row of cells reaches beyond the image
+    placed = place(made)
+    assert placed.corner(5, 7)[1] + placed.cell[0] > placed.crop[3]  # the last row of cells extends beyond the image
+    assert placed.corner(6, 7) == placed.crop[2:]  # and is cut there
     asked = explain(model, picture, layer=1, head=-1, patch=(13, 9))
     assert asked.grid == (11, 14)
     assert asked.patch == (2, 2)
@@ -97,13 +99,13 @@ def test_explain_shows_it(model, picture, tmp_path):
 @pytest.mark.parametrize("method", ["rollout", "relevance", "positions", "writing"])
 def test_what_needs_a_vit_says_so(model, picture, method):
     assert method in METHODS
-    message = f"{method} is for ViTs, and this model looks through a SwinTransformer; use attention, gradcam, occlusion"
+    message = f"{method} needs a ViT, and the backbone of this model is a SwinTransformer; use attention, gradcam, "
     with pytest.raises(InputError, match=message):
         explain(model, picture, method)
 
 
 def test_other_refusals(model, picture):
-    with pytest.raises(InputError, match="a page is of a ViT's rows"):
+    with pytest.raises(InputError, match="a page needs a ViT"):
         explain(model, picture, interactive=True)
     with pytest.raises(InputError, match="use gradcam or occlusion"):
         explain(model, picture, score=True)

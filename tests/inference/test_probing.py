@@ -117,7 +117,7 @@ def test_a_linear_layer_on_pixels_is_as_good_as_scikit_learns():
     oracle = LogisticRegression(C=1 / (found["weight_decay"] * len(x)), max_iter=2000).fit((x - mean) / std, labels)
     assert abs(found["accuracy"] - oracle.score((x_test - mean) / std, labels_test)) < 0.01
     assert (found["train_images"], found["val_images"]) == (1295, 142)
-    assert found["notes"] == ["no val part was given: 142 images (10% of the training part) serve as one"]
+    assert found["notes"] == ["no val split was given: 142 images (10% of the training split) are used as one"]
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ def test_unreadable_images_are_left_out_and_counted(tmp_path):
         assert (found["unreadable"], found["train_images"], found["images"]) == (2, 11, 11)
     for file in (folder / "test").rglob("*.png"):
         file.write_bytes(b"no image")
-    with pytest.raises(DataError, match="none of the 12 images of the test part can be read"):
+    with pytest.raises(DataError, match="none of the 12 images of the test split can be read"):
         vitral.probe(NAME, folder)
 
 
@@ -391,11 +391,11 @@ def test_unreadable_images_are_left_out_and_counted(tmp_path):
     [
         ("pixel", "digits", {}, VitralError, "unknown run, file or model 'pixel'; did you mean pixels"),
         ("pixels", "digits", {"kind": "svm"}, InputError, "a probe is one of knn, linear, got 'svm'"),
-        ("pixels", "digits", {"split": "train"}, InputError, "fitted on the train part; judge it on another"),
+        ("pixels", "digits", {"split": "train"}, InputError, "fitted on the train split; evaluate it on another"),
         ("pixels", "digits", {"split": "val"}, DataError, "digits has no split 'val'; it has train, test"),
         ("pixels", "digits", {"features": "cls"}, InputError, "pixels have no tokens to take cls of"),
-        ("pixels", "numbers-en-it", {}, DataError, "needs images with one class each, which numbers-en-it has not"),
-        ("pixels", numbers(), {}, DataError, "one class each, which some has not .some: 1,797 images, number 0"),
+        ("pixels", "numbers-en-it", {}, DataError, "needs images with one class each, got numbers-en-it"),
+        ("pixels", numbers(), {}, DataError, "one class each, got some: 1,797 images, number 0"),
         ("pixels", "digits", {"k": 0}, ConfigError, "k must be a whole number of at least 1, got 0"),
         ("pixels", "digits", {"lrs": ()}, ConfigError, r"lrs must be one or more numbers of at least 1e-06, got \(\)"),
         ("pixels", "digits", {"weight_decays": (0.1, -1)}, ConfigError, r"at least 0, got \(0.1, -1\)"),
@@ -417,7 +417,9 @@ def test_what_cannot_be(source, data, options, error, message):
 
 def test_too_few_images_to_choose_on():
     data = replace(small(), splits={"train": torch.tensor([0, 1]), "test": torch.tensor([2])})
-    with pytest.raises(DataError, match="some has too few images for a part to choose the rate on; give a val part"):
+    with pytest.raises(
+        DataError, match="some has too few images for a validation split to choose the rate on; give a val split"
+    ):
         vitral.probe("pixels", data, "linear")
 
 
@@ -453,7 +455,7 @@ def test_the_table(capsys, tmp_path):
         code, out, _ = run(capsys, path, "digits", *args)
         assert code == 0
         assert f"24 features (pooled){origin}; rate 1, decay 0.1, chosen on 142 other images\n" in out
-        assert "no val part was given: 142 images" in out
+        assert "no val split was given: 142 images" in out
         for start in ("all       1,437", "1 %          20", "5 %          75", "10 %        141"):
             assert start in out
         assert out.count("± 0.00 (1 draw)") == 3
@@ -464,7 +466,7 @@ def test_the_table_counts_what_cannot_be_read(capsys, tmp_path):
     folder = files(tmp_path, parts=("train", "test"))
     (folder / "train" / "dark" / "3.png").write_bytes(b"no image")
     _, out, _ = run(capsys, "pixels", str(folder), "--probe", "knn")
-    assert "1 images cannot be read and were left out (vitral check names them)" in out
+    assert "1 images cannot be read and were dropped (vitral check lists them)" in out
     assert "3,072 features (pixels); k 11, temperature 0.07" in out
 
 
@@ -472,7 +474,7 @@ def test_the_table_counts_what_cannot_be_read(capsys, tmp_path):
     ("args", "message"),
     [
         (["pixels", "digits", "--k", "3"], "vitral: --features, --k, --few-shot and the like are for probes; give"),
-        (["pixels", "digits", "--probe", "knn", "--beam", "3"], "vitral: a probe looks at images and writes nothing;"),
+        (["pixels", "digits", "--probe", "knn", "--beam", "3"], "vitral: a probe reads images and writes no text;"),
         (["pixels", "digits", "--probe", "svm"], "vitral: invalid choice 'svm' for argument '--probe'"),
     ],
 )

@@ -1,10 +1,19 @@
+import base64
+import io
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 import vitral
+from helpers import redraw
+from vitral.data.sources.open import open_data
+from vitral.explanation.placement import place
 from vitral.reporting.charts import _ticks, confusion_matrix, line_chart
+from vitral.reporting.sections import Evaluated, _looks
 
 
 class Tags(HTMLParser):
@@ -87,3 +96,31 @@ def test_ticks_are_round_and_inside(low, high):
     ticks = _ticks(low, high)
     assert 2 <= len(ticks) <= 6
     assert all(low - 1e-9 <= t <= high + 1e-9 for t in ticks)
+
+
+def test_maps_are_drawn_on_photographs_at_a_readable_size(tmp_path):
+    """A model of 32 pixels and photographs of 900: the report shows these, with the crop of the model outlined."""
+    model = redraw(
+        vitral.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=48, depth=1, num_heads=2, num_classes=2)
+    )
+    model.labels = ["ant", "bee"]
+    vitral.save_model(model, tmp_path / "run", "vitral")
+    pixels = np.random.default_rng(0).integers(0, 256, (600, 900, 3), np.uint8)
+    for name in model.labels:
+        (tmp_path / "data" / name).mkdir(parents=True)
+        Image.fromarray(pixels).resize((450, 300)).resize((900, 600)).save(tmp_path / "data" / name / "x.png")
+    evaluation = {"test.indices": torch.tensor([0, 1]), "test.targets": torch.tensor([0, 1])}
+    section = _looks(
+        Evaluated(tmp_path / "run", {"labels": model.labels}, evaluation, open_data(tmp_path / "data"), "test")
+    )
+    pictures = re.findall(r'<figure class=photo><img src="data:image/jpeg;base64,([^"]+)"', section)
+    assert len(pictures) == 2
+    shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(pictures[0])))).astype(int)
+    made = vitral.explain(model, tmp_path / "data" / "ant" / "x.png", "relevance")
+    placed = place(made, 448)
+    assert shown.shape[:2] == placed.size == (299, 448)
+    assert np.abs(shown - np.asarray(placed.outlined(placed.blend(made.maps[0], "patches")))).mean() < 6
+    left = round(placed.crop[0])
+    assert shown[100:200, left].mean() > 230  # white
+    assert shown[100:200, left - 1].mean() < 40  # next to black
+    assert len(section) < 400_000

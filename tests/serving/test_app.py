@@ -142,7 +142,7 @@ def test_rows_go_with_attention_if_they_are_few(runs, served, monkeypatch, metho
 
 def test_an_option_that_a_method_does_not_take_is_called_what_the_client_calls_it(served):
     body = as_json(picture(), model="classify", **{"class": "7"})
-    assert error(served.post("/v1/explain", **body), 422, "bad_input").startswith("attention takes no class; ")
+    assert error(served.post("/v1/explain", **body), 422, "bad_input").startswith("attention does not accept class; ")
 
 
 def test_what_cannot_be_explained_is_said_in_the_librarys_words(runs, served):
@@ -420,6 +420,25 @@ def test_pages_are_small_and_need_nothing_from_elsewhere(served):
         assert "http://" not in text.replace("http://www.w3.org", "")
         assert "https://" not in text
     assert total < 200_000
+
+
+def test_head_is_answered_wherever_get_is(served):
+    paths = {route.path for route in served.app.routes if "GET" in route.methods}
+    assert {"/", "/docs", "/openapi.json", "/healthz", "/readyz", "/metrics", "/v1/models"} < paths
+    for path in (path.replace("{name:path}", "main.js") for path in sorted(paths)):
+        head, get = served.head(path), served.get(path)
+        assert head.status_code == get.status_code == 200, path
+        assert head.content == b""
+        changing = {"content-length"} if path == "/metrics" else set()
+        assert {k: head.headers[k] for k in head.headers.keys() - changing} == {
+            k: get.headers[k] for k in get.headers.keys() - changing
+        }
+    assert served.head("/page/missing.js").status_code == 404
+    assert served.head("/v1/predict").status_code == 405
+    assert {method for item in served.get("/openapi.json").json()["paths"].values() for method in item} == {
+        "get",
+        "post",
+    }
 
 
 def test_each_key_opens_and_nothing_else_does(runs):

@@ -90,6 +90,18 @@ def test_every_method_that_is_listed_works_and_every_other_is_refused(kind, tmp_
             error(c.post("/v1/explain", **as_json(data, layer=blocks, **ask)), 422, "bad_input")
 
 
+def test_the_answer_gives_the_place_of_the_maps_on_the_original():
+    model = redraw(VisionTransformer(VIT))
+    data = picture(4, size=(70, 150))
+    made = vitral.explain(model, data, "rollout")
+    with client({"m": Predictor(model)}) as c:
+        answer = c.post("/v1/explain", **as_json(data, method="rollout")).json()
+    assert answer["size"] == list(made.size) == [70, 150]
+    assert answer["crop"] == pytest.approx(made.crop, abs=1e-3)
+    assert answer["cell"] == pytest.approx(made.cell, abs=1e-4)
+    assert made.crop[0] > 20  # of a wide image the model is fed the middle
+
+
 def test_an_image_is_read_once_and_not_in_the_thread_of_the_model(monkeypatch):
     read = []
     prepare = ImageFile.ImageFile.load_prepare

@@ -5,6 +5,7 @@ import base64
 import contextlib
 import http.client
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -68,6 +69,57 @@ def test_comparing_looks_at_every_key(monkeypatch):
     keys = security.Keys(["first-key-0123456789", "second-key-0123456789", "third-key-0123456789"])
     assert keys.admit(security.Headers({"x-api-key": "first-key-0123456789"}))
     assert len(seen) == 3
+
+
+def test_wrong_keys_slow_down_the_client_that_sends_them_and_no_other(runs, monkeypatch):
+    monkeypatch.setattr(security, "WRONG_KEY_SECONDS", 1e6)  # whoever has to wait still waits at the end
+    used, fresh, wrong = KEY, "another-key-0123456789", "a-wrong-key-0123456789"
+    with client({"m": runs["classify"]}, keys=[used, fresh]) as c:
+
+        def ask(key, address="127.0.0.2"):
+            c._transport.client = (address, 5)
+            return c.get("/v1/models", headers={"x-api-key": key} if key else {})
+
+        assert ask(used).status_code == 200
+        for i in range(security.WRONG_KEYS):
+            error(ask("" if i % 2 else None), 401, "no_key")  # no guess, and so not counted
+            error(ask(f"{wrong}{i}"), 401, "no_key")
+        slowed = ask(wrong)
+        assert "too many wrong keys" in error(slowed, 429, "wrong_keys")
+        assert int(slowed.headers["retry-after"]) > 1000
+        error(ask(fresh), 429, "wrong_keys")  # unchecked, or one could go on guessing
+        assert ask(used).status_code == 200
+        assert ask(fresh, "127.0.0.3").status_code == 200
+        error(ask(wrong, "127.0.0.3"), 401, "no_key")
+        assert c.get("/healthz").status_code == 200
+
+
+def test_wrong_keys_are_checked_once_a_second_and_then_forgotten():
+    now = 1000.0
+    attempts = security.Attempts(lambda: now)
+    for _ in range(security.WRONG_KEYS):
+        assert attempts.wait("a", "x") == 0
+        attempts.note("a", "x", right=False)
+    assert attempts.wait("a", "x") == pytest.approx(security.WRONG_KEY_SECONDS)
+    now += security.WRONG_KEY_SECONDS
+    assert attempts.wait("a", "x") == 0
+    attempts.note("a", "x", right=False)
+    assert attempts.wait("a", "x") == pytest.approx(security.WRONG_KEY_SECONDS)
+    now += security.WRONG_KEYS * security.WRONG_KEY_SECONDS
+    for _ in range(security.WRONG_KEYS - 1):
+        attempts.note("a", "x", right=False)
+    assert attempts.wait("a", "x") == 0
+
+
+def test_only_the_most_recent_clients_are_remembered(monkeypatch):
+    monkeypatch.setattr(security, "REMEMBERED_CLIENTS", 3)
+    attempts = security.Attempts(lambda: 5.0)
+    for client_number in range(9):
+        for right in (False, True):
+            attempts.note(f"client {client_number}", KEY, right)
+    assert len(attempts._used) == len(attempts._forgotten) == 3
+    assert "client 8" in attempts._forgotten
+    assert KEY not in repr(vars(attempts))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
@@ -140,14 +192,14 @@ def test_a_full_queue_is_refused_before_the_body_is_read(runs):
         assert 'vitral_requests_total{path="/v1/predict",status="503"} 1.0' in c.get("/metrics").text
 
 
-def test_a_crowd_is_refused_like_anything_else(runs):
-    with client({"m": runs["classify"]}, max_connections=5) as c:
-        c.app.state.server.connections = lambda: 6
+def test_a_connection_without_a_place_is_refused_like_anything_else(runs):
+    with client({"m": runs["classify"]}) as c:
+        c.app_state[security.CROWDED] = True
         refused = c.get("/")
         error(refused, 503, "busy")
         assert refused.headers["connection"] == "close"
         assert refused.headers["x-content-type-options"] == "nosniff"
-        c.app.state.server.connections = lambda: 5
+        del c.app_state[security.CROWDED]
         assert c.get("/").status_code == 200
         assert 'vitral_requests_total{path="/",status="503"} 1.0' in c.get("/metrics").text
 
@@ -241,7 +293,7 @@ def test_what_was_sent_counts_until_the_answer_is_there_not_until_it_is_read():
         await send({"type": "http.response.start", "status": 200, "headers": []})
         counted.append(guard.buffered)
 
-    guard = Guard(app, Keys([]), (), Serving(), full=lambda: False, crowded=lambda: False)
+    guard = Guard(app, Keys([]), (), Serving(), full=lambda: False)
     messages = [{"type": "http.request", "body": b"abc", "more_body": True}, {"type": "http.request", "body": b"de"}]
 
     async def receive():
@@ -376,27 +428,30 @@ def test_it_listens_on_loopback_and_answers(process):
     assert "server" not in {k.lower() for k, _ in response.getheaders()}
     assert process.hostname == "127.0.0.1"
     c.close()
+    head = raw(process, b"HEAD /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    assert head.endswith(b"\r\n\r\n")  # headers only
 
 
 @pytest.mark.slow
-def test_beyond_so_many_clients_one_is_told_to_come_back(runs):
+def test_silent_slow_and_idle_connections_make_room(runs):
     ask = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    with serving(runs["classify"], "--max-connections", "2") as (url, _, _):
+    with serving(runs["classify"], "--max-connections", "6") as (url, _, _):
         address = urlsplit(url)
-        idle = [socket.create_connection((address.hostname, address.port), timeout=30) for _ in range(2)]
-        for s in idle:  # each has been heard once, so both are counted
+        crowd = [socket.create_connection((address.hostname, address.port), timeout=30) for _ in range(18)]
+        for s in crowd[6:12]:
+            s.sendall(ask[:20])
+        for s in crowd[12:]:
             s.sendall(ask.replace(b"Connection: close\r\n", b""))
             assert s.recv(4096).startswith(b"HTTP/1.1 200")
-        refused = raw(address, ask)
-        assert refused.startswith(b"HTTP/1.1 503")
-        assert b"retry-after: 1" in refused
-        assert b'"busy"' in refused
-        for s in idle:
+        for _ in range(12):
+            assert raw(address, ask).startswith(b"HTTP/1.1 200")
+        evicted = re.search(
+            rb"vitral_evicted_connections_total (\d+)", raw(address, ask.replace(b"healthz", b"metrics"))
+        )
+        assert int(evicted[1]) >= 12
+        for s in crowd:
             s.close()
-        for _ in range(10_000):  # until it has heard that they are gone
-            if (again := raw(address, ask)).startswith(b"HTTP/1.1 200"):
-                break
-        assert again.startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.slow

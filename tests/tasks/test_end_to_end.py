@@ -184,7 +184,7 @@ def test_a_detector_can_look_through_a_resnet(tmp_path):
     run = vitral.train(data, out=tmp_path / "run", task="detect", **options)
     again = vitral.evaluate(run.path, data)
     assert again["ap"] == pytest.approx(run.metrics["test"]["ap"])
-    with pytest.raises(vitral.VitralError, match="looks through a ResNet"):
+    with pytest.raises(vitral.VitralError, match="is a ResNet; use gradcam, "):
         vitral.explain(run.path, torch.zeros(1, 64, 64, dtype=torch.uint8))
 
 

@@ -3,13 +3,14 @@ import torch
 import torch.nn.functional as F
 
 from helpers import images
-from vitral.config import MultilabelOptions, TrainConfig
+from vitral.config import MultilabelOptions
 from vitral.data.sources.base import Data, ImageArray
 from vitral.data.targets import View
 from vitral.errors import DataError
 from vitral.tasks.base import Frame
 from vitral.tasks.metrics import average_precision, best_threshold
 from vitral.tasks.multilabel import Multilabel
+from vitral.weights.rundir import Described
 
 LABELS = ["cat", "dog", "hat"]
 
@@ -92,8 +93,7 @@ def test_thresholds_are_chosen_on_validation_saved_and_used():
     t = task()
     logits, y = images(50, 3), present(50)
     t.calibrate(t.found(logits, y))
-    document = {"labels": LABELS, "train": TrainConfig().to_dict(), **t.settings()}
-    again = Multilabel.from_run(document)
+    again = Multilabel.from_run(Described(source="x", preprocess=None, labels=LABELS, **t.settings()))
     assert torch.equal(again.thresholds, t.thresholds)
     frames = [Frame(str(i), (8, 8), View.whole()) for i in range(50)]
     said = torch.tensor([[float(name in a.labels) for name in LABELS] for a in again.decode(logits, frames, 1)])

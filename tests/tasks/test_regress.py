@@ -10,6 +10,7 @@ from vitral.data.targets import View
 from vitral.errors import DataError
 from vitral.tasks.base import Frame
 from vitral.tasks.regress import Regress
+from vitral.weights.rundir import Described
 
 FRAMES = [Frame(str(i), (8, 8), View.whole()) for i in range(5)]
 
@@ -70,7 +71,7 @@ def test_targets_are_normalised_by_the_training_part_and_answers_are_in_their_un
     answers = list(t.decode(normal, FRAMES[:3], 1))
     assert [a.values for a in answers] == [pytest.approx(row) for row in y.tolist()]
     assert answers[0].to_dict() == {"image": "0", "values": {"a": pytest.approx(1), "b": pytest.approx(100)}}
-    again = Regress.from_run({"labels": t.labels, "train": TrainConfig().to_dict(), **t.settings()})
+    again = Regress.from_run(Described(source="x", preprocess=None, labels=t.labels, **t.settings()))
     assert torch.equal(again.mean, t.mean)
     assert torch.equal(again.std, t.std)
 

@@ -356,11 +356,11 @@ class TestRuns:
             assert a.probabilities == pytest.approx(b.probabilities, abs=1e-5)
 
     def test_the_run_remembers_all(self, run, path):
-        document = read_run_config(run.path).document
-        assert document["task"] == "tag"
-        assert document["model"]["pool"] == "tokens"
-        assert set(document["tokenizers"]) == {"source"}
-        assert load_task(document).places("ab 1") == [1, 4, 5]
+        about = read_run_config(run.path)
+        assert about.task == "tag"
+        assert about.model.pool == "tokens"
+        assert set(about.tokenizers) == {"source"}
+        assert load_task(about).places("ab 1") == [1, 4, 5]
         assert vitral.evaluate(run.path, path, split="train")["accuracy"] == 1.0
 
     def test_what_comes_by_itself_is_what_training_saw(self, run, path):

@@ -60,9 +60,9 @@ def test_explained(run):
     assert made.maps.shape == (2, 1, 1)  # an image of 8 pixels has one cell at the end
     assert vitral.explain(run.path, pixels, "occlusion").maps.shape == (1, 1, 1)
     for method in ("attention", "rollout", "relevance", "positions"):
-        with pytest.raises(InputError, match=f"{method} is for ViTs, .* looks through a ResNet; use gradcam"):
+        with pytest.raises(InputError, match=f"{method} needs a ViT, .* is a ResNet; use gradcam"):
             vitral.explain(run.path, pixels, method)
-    with pytest.raises(InputError, match="looks through a ResNet; write a picture"):
+    with pytest.raises(InputError, match="is a ResNet; write a picture"):
         vitral.explain(run.path, pixels, "gradcam", interactive=True)
 
 

@@ -321,7 +321,7 @@ def test_the_command_line(start, tmp_path, capsys):
         ),
         (
             ["--preset", "full", "--model", "nowhere"],
-            "--model nowhere is not there; give a run, a file or hf-hub:",
+            "--model nowhere is not there; give a run, a file, NAME.TAG of",
         ),
         (
             ["--lora.rank", "2"],

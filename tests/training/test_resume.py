@@ -128,7 +128,8 @@ class TestLog:
 
     def write(self, path, *rows):
         path.write_text(
-            "\n".join(json.dumps({"split": s, "step": n, "seconds": x}) for s, n, x in rows) + '\n{"split": '
+            "\n".join(json.dumps({"split": s, "step": n, "epoch": 0, "seconds": x}) for s, n, x in rows)
+            + '\n{"split": '
         )
 
     def test_later_steps_broken_lines_and_duplicates(self, tmp_path):

@@ -39,7 +39,7 @@ def test_a_run_directory_has_what_it_should(finished):
     names = {path.name for path in finished.path.iterdir()}
     assert names == {
         *("README.md", "checkpoints", "config.json", "evaluation.safetensors", "metrics.jsonl", "model.safetensors"),
-        *("report.html", "tensorboard", ".lock"),
+        *("report.html", "tensorboard", ".lock", "train_images.safetensors"),
     }
     config = json.loads((finished.path / "config.json").read_text())
     assert config["format_version"] == 1
@@ -396,7 +396,7 @@ class TestCommandLine:
 
     def test_check(self, capsys):
         assert main(["check", "digits"]) == 0
-        assert "nothing wrong was found" in capsys.readouterr().out
+        assert "no problems found" in capsys.readouterr().out
 
 
 def test_more_classes_than_the_model_has_is_an_error(finished, photos):

@@ -19,7 +19,7 @@ from pathlib import Path
 from vitral.weights.lock import locked
 
 with locked(Path(sys.argv[1])):
-    if os.fork():  # the child is like a worker of a DataLoader, which outlives a killed process for some seconds
+    if os.fork() == 0:  # the child is like a worker of a DataLoader, which outlives a killed process for some seconds
         print("locked", flush=True)
     sys.stdin.read()
     os._exit(0)

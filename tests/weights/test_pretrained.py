@@ -111,6 +111,20 @@ class TestTable:
             assert bool(row.to_dict()["top1_source"]) == (row.top1 is not None)
             assert row.file.endswith((".safetensors", ".onnx"))  # never a pickle
 
+    def test_squash_with_a_crop_is_as_in_timm(self):
+        from vitral.models.zoo import MODELS
+        from vitral.weights.timm import read_preprocess, write_pretrained
+
+        row = pretrained.find_pretrained("vit_medium_patch16_gap_384.sw_in12k_ft_in1k")
+        assert (row.preprocess.crop_mode, row.preprocess.crop_pct) == ("squash_center", 0.95)
+        assert row.document["pretrained_cfg"]["crop_mode"] == "squash"
+        assert read_preprocess(row.document["pretrained_cfg"])["crop_mode"] == "squash_center"
+        config = MODELS["vit_tiny_patch16_384"].config
+        for mode, share in (("squash_center", 0.95), ("squash", 1.0), ("center", 0.95)):
+            written = write_pretrained(config, replace(row.preprocess, crop_mode=mode, crop_pct=0.95), "head")
+            read = read_preprocess(written)
+            assert (read["crop_mode"], read["crop_pct"]) == (mode, share)
+
     def test_listed_without_torch(self):
         code = "import sys, vitral; print(len(vitral.list_models('*dinov2*', pretrained=True))); "
         code += "assert 'torch' not in sys.modules"
@@ -304,6 +318,7 @@ class TestOtherSources:
         assert (fetched.source, fetched.origin) == ("mirror", f"{server.url}/{REPOSITORY}/{FILE}")
         assert vitral.load_model(NAME, quiet=True).config.embed_dim == 192
         assert fetch_weights(NAME, f"{server.url}/{REPOSITORY}/{FILE}").sha256 == fetched.sha256
+        assert fetch_weights(NAME).path == available(NAME) != fetched.path  # the latest fetch is used
 
     def test_a_mirror_that_fails(self, server):
         with pytest.raises(CheckpointError, match=r"does not have deit_small.*; tried http"):

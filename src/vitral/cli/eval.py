@@ -1,4 +1,4 @@
-"""`vitral eval`: how a trained model does on labelled data, or what its frozen features are worth there."""
+"""`vitral eval`: evaluate a model, or probe its frozen features, on labelled data."""
 
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
@@ -14,9 +14,11 @@ from vitral.errors import ConfigError
 class Options:
     """Evaluate a trained model on labelled data.
 
-    With --probe the head is left aside, and the classes are told from the frozen features of any ViT, fitted on the
-    training part. To compare with, the name of a model stands for random weights (of --seed), and the word pixels for
-    no model at all.
+    Data that the run was trained on get the run's split again, and the test split is evaluated. Other data are
+    compared with the training images: those that overlap are counted and reported separately.
+
+    With --probe the head is not used: a classifier on the frozen features of any ViT is fitted on the training split.
+    As baselines, the name of a model means random weights (of --seed), and the word pixels means no model.
 
     Examples:
       vitral eval runs/digits digits
@@ -32,25 +34,27 @@ class Options:
     """Run directory, file of weights, pretrained name, or exported file (.onnx, .xml). With --probe also a name from
     vitral models (fresh weights), or pixels."""
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
-    """What vitral train takes: a name, a folder with a folder for each class, a CSV or Parquet file."""
-    split: Annotated[str | None, tyro.conf.arg(metavar="PART", help_behavior_hint="(default: test, or else val)")] = (
+    """Data as for vitral train: a name, a folder with a folder for each class, a CSV or Parquet file."""
+    split: Annotated[str | None, tyro.conf.arg(metavar="SPLIT", help_behavior_hint="(default: test, or else val)")] = (
         None
     )
-    """Part of the data."""
+    """Split of the data."""
     image_column: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """Column of image paths in a table."""
     label_column: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
-    """Column of labels in a table, or of what is to be written; several are separated by commas."""
+    """Column of labels, or of texts to write, in a table; several are separated by commas."""
     text_column: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """Column of texts to read in a table."""
     probe: Annotated[ProbeKind | None, tyro.conf.arg(metavar="{knn,linear}", help_behavior_hint="")] = None
-    """Probe frozen features: by their nearest neighbours, or by a linear layer."""
+    """Probe frozen features by nearest neighbours or a linear layer."""
     probing: Annotated[Probing, tyro.conf.arg(name="")] = field(default_factory=Probing)
     """How features are probed, with --probe."""
     running: Annotated[Running, tyro.conf.arg(name="")] = field(default_factory=Running)
     """How the model is run."""
     writing: Annotated[Writing, tyro.conf.arg(name="")] = field(default_factory=Writing)
     """How text is written."""
+    strict: bool = False
+    """Stop if a row or an image cannot be used, instead of dropping it."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -70,36 +74,58 @@ def run(options: Options) -> None:
     predictor = Predictor(options.source, writing=writing, **options.running.to_dict())
     task = predictor.task.name
     data = open_data(options.data, options.image_column, options.label_column, task, options.text_column)
-    metrics = evaluate(predictor, data, split=options.split)
+    metrics = evaluate(predictor, data, split=options.split, strict=options.strict)
     if options.json:
         print_json(metrics)
         return
+    for note in metrics["notes"]:
+        print(note)
+    _print_metrics(options.source, metrics, data.what)
+    for line in _overlap_lines(metrics.get("training_overlap"), data.what):
+        print(line)
+
+
+def _print_metrics(source: str, metrics: dict[str, Any], what: str) -> None:
+    title = f"{source} on {metrics['data']}, {metrics['split']} split, {metrics['images']:,} {what}"
     rows = next((metrics[key] for key in ("by_class", "by_label", "by_target", "by_length") if key in metrics), {})
     if not rows:
-        print(f"{options.source} on {metrics['data']}, {metrics['split']} part, {metrics['images']:,} {data.what}")
+        print(title)
         print(metrics["summary"])
         return
     columns = list(next(iter(rows.values()), {}))
     print_table(
-        f"{options.source} on {metrics['data']}, {metrics['split']} part, {metrics['images']:,} {data.what}",
+        title,
         ["", *columns],
         [[name, *(_cell(row[key]) for key in columns)] for name, row in rows.items()],
         note=metrics["summary"] + (f", calibration error {metrics['ece']:.3f}" if "ece" in metrics else ""),
     )
 
 
+def _overlap_lines(overlap: dict[str, Any] | None, what: str) -> list[str]:
+    """A warning, and the metrics of the inputs in the training split and of the others."""
+    if not overlap or not overlap["images"]:
+        return []
+    lines = [f"warning: {overlap['images']:,} of these {overlap['of']:,} {what} are in the training split of the run"]
+    return lines + [
+        f"{name}, {overlap[key]['images']:,} {what}: {overlap[key]['summary']}"
+        for key, name in (("overlapping", "in the training split"), ("other", "not in the training split"))
+        if key in overlap
+    ]
+
+
 def _run_probe(options: Options, kind: ProbeKind) -> None:
     if options.text_column is not None or replace(options.writing, seed=0) != Writing():
-        raise ConfigError("a probe looks at images and writes nothing; leave --text-column, --beam and the like out.")
+        raise ConfigError("a probe reads images and writes no text; omit --text-column, --beam and similar options.")
     if options.running != Running():
         raise ConfigError(
-            "--merge, --engine, --device, --workers and --batch-size are for a whole model; "
-            "leave them out with --probe."
+            "--merge, --engine, --device, --workers and --batch-size are for complete models; omit them with --probe."
         )
     from vitral.api import probe
     from vitral.data.sources.open import open_data
 
     data = open_data(options.data, options.image_column, options.label_column, "classify")
+    if options.strict:
+        data.refuse_problems(strict=True)
     metrics = probe(
         options.source, data, kind, split=options.split, seed=options.writing.seed, **options.probing.to_dict()
     )
@@ -114,7 +140,7 @@ def _run_probe(options: Options, kind: ProbeKind) -> None:
         spread = f"± {100 * few['spread']:.2f} ({draws} draw{'s' * (draws > 1)})"
         rows.append([f"{100 * few['fraction']:g} %", f"{few['labels']:,}", f"{100 * few['accuracy']:.2f} %", spread])
     print_table(
-        f"{options.source} on {metrics['data']}: {kind} probe, {metrics['split']} part, {metrics['images']:,} images",
+        f"{options.source} on {metrics['data']}: {kind} probe, {metrics['split']} split, {metrics['images']:,} images",
         ["labels", "images", "accuracy", ""],
         rows,
         note=_notes(metrics),
@@ -122,7 +148,7 @@ def _run_probe(options: Options, kind: ProbeKind) -> None:
 
 
 def _notes(metrics: dict[str, Any]) -> str:
-    """What to know beside the table, a line for each."""
+    """Notes below the table, one per line."""
     settings = {
         "knn": "k {k}, temperature {temperature:g}",
         "linear": "rate {lr:g}, decay {weight_decay:g}, chosen on {val_images:,} other images",
@@ -130,7 +156,7 @@ def _notes(metrics: dict[str, Any]) -> str:
     origin = " from the cache" * metrics["from_cache"]
     lines = [f"{metrics['width']:,} features ({metrics['features']}){origin}; {settings.format(**metrics)}"]
     unreadable = metrics["unreadable"]
-    lines += [f"{unreadable:,} images cannot be read and were left out (vitral check names them)"] * bool(unreadable)
+    lines += [f"{unreadable:,} images cannot be read and were dropped (vitral check lists them)"] * bool(unreadable)
     return "\n".join([*lines, *metrics["notes"]])
 
 

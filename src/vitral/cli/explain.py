@@ -1,4 +1,4 @@
-"""`vitral explain`: what a model looks at."""
+"""`vitral explain`: what a model uses of an image or a text."""
 
 import json as json_module
 import sys
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """Show what a model looks at in images or texts: as pictures, or as pages to play with.
+    """Explain predictions: draw attention and relevance maps over images, or write interactive pages.
 
     Examples:
       vitral explain runs/digits seven.png
@@ -37,48 +37,52 @@ class Options:
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]
     """A run directory, a file of weights, its folder, a pretrained name, or hf-hub:owner/name."""
     images: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGE...", help_behavior_hint="")]
-    """Images, folders, quoted patterns, or - for a list of paths on standard input; for a model that reads text, texts,
-    files with one on each line, or - for lines on standard input."""
+    """Images, folders, quoted patterns, or - for a list of paths on standard input; for a text model, texts, files with
+    one text per line, or - for lines on standard input."""
     method: Literal[
         "attention", "rollout", "relevance", "gradcam", "occlusion", "positions", "tokens", "writing", "merging"
     ] = "attention"  # fmt: skip
-    """What to show; writing is where a model looks on an image for each token that it writes, merging which patches
-    become one token. A model that turns text into text always shows which tokens it looks at for each that it
-    writes."""
+    """What to show. writing: the attention of a decoder on the image for each token of its text; merging: which patches
+    become one token. Models that turn text into text always show their attention on the tokens of the source."""
     layer: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
-    """Attention, tokens, writing and merging: block, from 0, or from the end below 0; by default the last, of
-    merging four."""
+    """Attention, tokens, writing and merging: block, from 0, or negative from the end; the last by default, for
+    merging four of them."""
     head: Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")] = None
-    """Attention and writing: one head alone."""
+    """Attention and writing: show only this head."""
     patch: Annotated[str | None, tyro.conf.arg(metavar="X,Y", help_behavior_hint="")] = None
-    """Attention: where the patch at this pixel of the prepared image looks, instead of [CLS] or the mean."""
+    """Attention: of the patch at this pixel of the prepared image, instead of [CLS] or the mean."""
     target: Annotated[str | None, tyro.conf.arg(name="class", metavar="CLASS", help_behavior_hint="")] = None
-    """Relevance, gradcam and occlusion: class to explain, by name or number; the likeliest by default."""
+    """Relevance, gradcam and occlusion: class to explain, by name or number; the most likely by default."""
+    style: Annotated[
+        Literal["patches", "smooth"] | None, tyro.conf.arg(help_behavior_hint="(default: patches)")
+    ] = None  # fmt: skip
+    """How to draw maps: one colour for each patch, or interpolated between the centres of patches."""
     merge: Annotated[float | None, tyro.conf.arg(metavar="R", help_behavior_hint="(default: half of all)")] = None
-    """Merging: patches that each block merges, or below 1 the share of all that is gone at the end."""
+    """Merging: number of patches that each block merges, or below 1 the share of all that is merged at the end."""
     out: Annotated[str, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = ""
-    """Picture (.png, .svg, .pdf, .jpg), page (.html), or folder; {} in a name stands for each image's. By default
-    IMAGE-METHOD.png, here or in the folder. For several images give a folder, or a name with {}."""
+    """Picture (.png, .svg, .pdf, .jpg), interactive page (.html), or folder; {} in a name is replaced by each image's
+    name. By default IMAGE-METHOD.png in the working directory. For several images give a folder, or a name with {}."""
     score: bool = False
-    """Measure how faithful the first map is: deletion and insertion curves beside input gradients and chance."""
+    """Measure how faithful the first map is: deletion and insertion curves, next to input gradients and chance."""
     device: Device = "cpu"
-    """Where the model runs."""
+    """Device that runs the model."""
     json: bool = False
     """Print JSON: the maps as numbers, scores and files."""
 
 
 FLAGS = {
     "layer": "--layer", "head": "--head", "patch": "--patch", "target": "--class", "score": "--score",
-    "merge": "--merge",
+    "merge": "--merge", "style": "--style",
 }  # fmt: skip
 
 
 def run(options: Options) -> None:
-    """Explain each image and write what was asked for."""
+    """Explain each image and write the requested files."""
     from rich.console import Console
     from rich.progress import track
 
     from vitral.explanation.explain import check_takes, explain
+    from vitral.explanation.placement import DEFAULT_STYLE
     from vitral.inference.predictor import Predictor
     from vitral.weights.rundir import is_run, read_run_config
 
@@ -105,24 +109,24 @@ def run(options: Options) -> None:
             merge=options.merge,
         )  # fmt: skip
         made = replace(made, source=options.source)
-        made.save(path)
+        made.save(path, options.style or DEFAULT_STYLE)
         if made.rows is not None and made.rows.note:
             print(f"vitral: {path}: {made.rows.note}", file=sys.stderr)
         if options.json:
             documents.append(as_json(made, path))
         else:
-            tell(made, path)
+            report(made, path)
     if options.json:
         print("[\n" + ",\n".join(documents) + "\n]")
 
 
 def run_texts(options: Options, predictor: "Predictor") -> None:
-    """Write and print which tokens are looked at for each that is written."""
+    """Write and print the attention on the source for each token of the output."""
     from vitral.explanation.figures import PICTURES, check_suffix
     from vitral.explanation.writing import align
 
     if options.method not in ("attention", "writing"):
-        raise InputError(f"{options.method} is for images; of a model that reads text, leave --method out.")
+        raise InputError(f"{options.method} is for images; omit --method for a text model.")
     texts = list(find_texts(options.images))
     out = Path(options.out or "alignment.png")
     if out.is_dir() or not out.suffix:
@@ -149,13 +153,13 @@ def run_texts(options: Options, predictor: "Predictor") -> None:
                 {"text": text, "file": str(path), "read": made.source, "written": made.written, "rows": rows}
             )
         else:
-            print_table(made.about, ["written", "looked at most"], made.table(), note=f"-> {path}")
+            print_table(made.about, ["output", "largest attention"], made.table(), note=f"-> {path}")
     if options.json:
         print(json_module.dumps(documents, ensure_ascii=False, indent=1))
 
 
-def tell(made: "Explanation", path: Path) -> None:
-    """Say what was written, and how faithful it is."""
+def report(made: "Explanation", path: Path) -> None:
+    """Print what was written, and how faithful it is."""
     cut = f" ({made.part})" if made.part.startswith("the") or "," in made.part else ""
     print(f"{made.name}{cut}: {made.caption} -> {path}")
     if made.scores:
@@ -165,7 +169,7 @@ def tell(made: "Explanation", path: Path) -> None:
 
 
 def as_json(made: "Explanation", path: Path) -> str:
-    """One image's explanation, a field a line and a map a line."""
+    """The explanation of one image, one line for each field and each map."""
     document = {"image": made.name, "source": made.source, "file": str(path), **made.to_dict()}
     maps = document.pop("maps")
     fields = [f"    {json_module.dumps(k)}: {json_module.dumps(v)}" for k, v in document.items()]
@@ -179,12 +183,12 @@ def _patch(text: str | None) -> tuple[int, int] | None:
     try:
         x, y = (int(part) for part in text.split(","))
     except ValueError:
-        raise InputError(f"--patch must be two whole numbers X,Y, got {text!r}.") from None
+        raise InputError(f"--patch must be two integers X,Y, got {text!r}.") from None
     return x, y
 
 
 def file_names(options: Options, images: Sequence[str]) -> list[Path]:
-    """The file to write for each image; images of the same name get numbers."""
+    """The file to write for each image; numbers make equal names unique."""
     from vitral.explanation.explain import TAKES
     from vitral.explanation.figures import PICTURES, check_suffix
 
@@ -216,5 +220,5 @@ def file_names(options: Options, images: Sequence[str]) -> list[Path]:
     own = {Path(image).resolve() for image in images}
     for path in paths:
         if path.resolve() in own:
-            raise InputError(f"--out {path} is one of the images themselves; give another name.")
+            raise InputError(f"--out {path} is one of the images; give another name.")
     return paths

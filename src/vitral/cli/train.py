@@ -80,7 +80,7 @@ def defaults(options: Options, flags: Set[str]) -> Options:
     given = given_options(options.config, options.train, flags)
     resumed = run_to_resume(Path(options.out or f"runs/{data.name}"), options.resume)
     train, notes = resolve_training(data, given, options.task, options.preset, resumed)
-    task = resumed.document["task"] if resumed else None
+    task: Any = resumed.task if resumed else None
     return Options(data=options.data, task=task, train=train, notes=tuple(notes))
 
 

@@ -32,7 +32,7 @@ def compare_models(
     command: str,
 ) -> Comparison:  # fmt: skip
     """Train every model on every share of the data with every seed, and write results.json and report.html."""
-    cut = data.with_splits(train.val_fraction, train.test_fraction, seed=0)
+    cut = data.with_splits(train.val_fraction, train.test_fraction, train.split_seed)
     plan = make_plan(cut, compare, train, out)
     with open_comparison(out, cut, compare, train):
         say(f"{cut.describe()}; {len(plan.trials)} runs, each with {plan.budget}")

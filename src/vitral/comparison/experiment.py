@@ -6,18 +6,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from vitral.comparison.plan import Plan, Trial
 from vitral.config import CompareConfig, TrainConfig
 from vitral.data.sources.base import Data
 from vitral.errors import CheckpointError, ConfigError
+from vitral.schema import conform
+from vitral.tasks.classify import Classify
 from vitral.training.distributed import world_size
+from vitral.training.log import read_metrics
 from vitral.training.session import MAY_DIFFER, other_options, train_model
 from vitral.weights.atomic import remove_orphans, write_atomically
 from vitral.weights.files import read_json
 from vitral.weights.lock import LOCK, locked
-from vitral.weights.rundir import is_run, read_run_config
+from vitral.weights.rundir import is_run, naming, read_run_config
 
 STARTED = "compare.json"
 """What a comparison was started with."""
@@ -48,6 +51,22 @@ class Result:
     path: str
 
 
+class Compared(TypedDict):
+    """The data of a comparison."""
+
+    data: str
+    splits: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """What a comparison was started with, as `compare.json` records it."""
+
+    data: Compared
+    train: TrainConfig
+    max_macs: float | None
+
+
 @contextmanager
 def open_comparison(out: Path, data: Data, compare: CompareConfig, train: TrainConfig) -> Iterator[None]:
     """Lock the folder of a comparison, and start one there or check that it can be continued with these options."""
@@ -65,15 +84,16 @@ def _start_or_check(out: Path, data: Data, compare: CompareConfig, train: TrainC
     Models, fractions, seeds and patch sizes may be added later: they are further runs, not other ones.
     """
     place = out / STARTED
-    now = {"data": data.name, "splits": {part: len(indices) for part, indices in data.splits.items()}}
+    now: Compared = {"data": data.name, "splits": {part: len(indices) for part, indices in data.splits.items()}}
     if place.is_file():
-        before = read_json(place)
-        if before.get("data") != now:
-            raise CheckpointError(f"{out} compares models on {_said(before.get('data'))}, not on {_said(now)}; give "
-                                  f"another --out.")  # fmt: skip
-        problem = other_options(out, TrainConfig.from_dict(before["train"]), train, MAY_DIFFER | SWEPT)
-        if not problem and before["max_macs"] != compare.max_macs:
-            macs = f"max_macs: {before['max_macs']} in the run, {compare.max_macs} now"
+        with naming(place):
+            before: Started = conform(read_json(place), Started, "")
+        if before.data != now:
+            raise CheckpointError(f"{out} compares models on {_said(before.data)}, not on {_said(now)}; give another "
+                                  f"--out.")  # fmt: skip
+        problem = other_options(out, before.train, train, MAY_DIFFER | SWEPT)
+        if not problem and before.max_macs != compare.max_macs:
+            macs = f"max_macs: {before.max_macs} in the run, {compare.max_macs} now"
             problem = f"{out} was started with other options ({macs}); use the same, or another --out."
         if problem:
             raise CheckpointError(problem)
@@ -84,7 +104,7 @@ def _start_or_check(out: Path, data: Data, compare: CompareConfig, train: TrainC
     write_atomically(place, (json.dumps(document, indent=1) + "\n").encode())
 
 
-def _said(data: Any) -> str:
+def _said(data: Compared) -> str:
     splits = ", ".join(f"{count:,} {part}" for part, count in data["splits"].items())
     return f"{data['data']} ({splits})"
 
@@ -109,7 +129,7 @@ def run_trials(data: Data, plan: Plan, say: Callable[[str], None], quiet: bool, 
 
 def finished(path: Path) -> bool:
     """Whether a run is there with its metrics."""
-    return is_run(path) and "metrics" in read_run_config(path).document
+    return is_run(path) and read_run_config(path).finished
 
 
 def judged_on(metrics: dict[str, Any]) -> str:
@@ -119,24 +139,25 @@ def judged_on(metrics: dict[str, Any]) -> str:
 
 def read_result(trial: Trial) -> Result:
     """What a finished run says of itself."""
-    document = read_run_config(trial.path).document
-    metrics = document["metrics"]
+    run = read_run_config(trial.path)
+    metrics = run.measured(Classify.measures)
     if not metrics:
         raise CheckpointError(f"{trial.path} was judged on nothing; give --test-fraction or --val-fraction.")
+    spent, config, each = run.history.spent, trial.train, trial.candidate
+    if spent is None or judged_on(metrics) not in metrics:
+        raise CheckpointError(f"{trial.path} does not record its steps and metrics; remove it, and compare again.")
     judged = metrics[judged_on(metrics)]
-    lines = [json.loads(line) for line in (trial.path / "metrics.jsonl").read_text().splitlines()]
     curve = [
         {"step": line["step"], "seconds": line["seconds"], "macs": trial.macs(line["step"]),
          "accuracy": line["accuracy"]}
-        for line in lines if line["split"] == "val"
+        for line in read_metrics(trial.path) if line["split"] == "val" and "accuracy" in line
     ]  # fmt: skip
-    spent, config, each = document["spent"], trial.train, trial.candidate
-    if "val" in metrics and (not curve or curve[-1]["step"] < spent["steps"]):
-        curve.append({"step": spent["steps"], "seconds": spent["seconds"], "macs": trial.macs(spent["steps"]),
+    if "val" in metrics and (not curve or curve[-1]["step"] < spent.steps):
+        curve.append({"step": spent.steps, "seconds": spent.seconds, "macs": trial.macs(spent.steps),
                       "accuracy": metrics["val"]["accuracy"]})  # fmt: skip
     return Result(
         label=each.label, model=each.model, patch_size=each.patch_size, fraction=config.label_fraction,
         seed=config.seed, images=trial.images, accuracy=judged["accuracy"], accuracy_95=tuple(judged["accuracy_95"]),
-        steps=spent["steps"], seconds=spent["seconds"], macs=trial.macs(spent["steps"]), curve=curve,
+        steps=spent.steps, seconds=spent.seconds, macs=trial.macs(spent.steps), curve=curve,
         path=str(trial.path),
     )  # fmt: skip

@@ -14,7 +14,9 @@ from vitral.comparison.tables import png, section_of, soft, table
 from vitral.comparison.verdict import Summary, judge
 from vitral.config import TrainConfig
 from vitral.reporting.html import making, page, section
+from vitral.schema import conform
 from vitral.weights.atomic import write_atomically
+from vitral.weights.rundir import Provenance
 
 
 def write_comparison(
@@ -120,4 +122,5 @@ def _making(document: dict[str, Any], plan: Plan, train: TrainConfig) -> str:
         f"All models use one recipe: {', '.join(changed) or 'the defaults'}; nothing was tuned for any of them here."
     )
     runs = f"{len(plan.trials)} runs; each is a run directory under runs/."
-    return f"<p>{html.escape(recipe)}</p><p>{runs}</p>{making({**document, 'seed': train.seed})}"
+    made: Provenance = conform({**document, "seed": train.seed}, Provenance, "")
+    return f"<p>{html.escape(recipe)}</p><p>{runs}</p>{making(made)}"

@@ -1,4 +1,4 @@
-"""Look at every image of a data set before training: what cannot be read, what is twice there, what looks odd."""
+"""Find the problems of a data set before training: unreadable images, duplicates, unusual sizes, bad annotations."""
 
 import hashlib
 from collections import defaultdict
@@ -12,14 +12,14 @@ from vitral.errors import ImageError
 
 
 def check_data(data: Data, on_step: Callable[[int, int], None] = lambda done, total: None) -> dict[str, Any]:
-    """Read every image or text once and report; `problems` counts what somebody should look at."""
+    """Read every image or text once and report all problems; `problems` is their number."""
     unreadable: list[dict[str, str]] = []
     by_content: dict[str, list[int]] = defaultdict(list)
     sizes: list[tuple[int, int, int]] = []
     for i in range(len(data.inputs)):
+        on_step(i + 1, len(data.inputs))
         if isinstance(data.inputs, Texts):
             by_content[data.lines[i]].append(i)
-            on_step(i + 1, len(data.inputs))
             continue
         try:
             pixels = data.images.read(i, "rgb")
@@ -29,7 +29,6 @@ def check_data(data: Data, on_step: Callable[[int, int], None] = lambda done, to
         shape = (pixels.shape[1], pixels.shape[2])
         by_content[hashlib.sha256(repr(shape).encode() + pixels.contiguous().numpy().tobytes()).hexdigest()].append(i)
         sizes.append((*shape, i))
-        on_step(i + 1, len(data.inputs))
     part_of = {int(i): part for part, indices in data.splits.items() for i in indices}
     groups = [group for group in by_content.values() if len(group) > 1]
     leaks = [group for group in groups if len({part_of.get(i) for i in group}) > 1]
@@ -50,10 +49,14 @@ def check_data(data: Data, on_step: Callable[[int, int], None] = lambda done, to
         "classes_alike_but_for_case": _alike(data.classes or data.mask_classes or []),
         "rare_classes": [name for name, count in balance.items() if count < few],
         "sizes": _sizes(sizes),
-        "extreme_sizes": [data.inputs.name(i) for h, w, i in sizes if min(h, w) < 8 or max(h, w) > 10 * min(h, w)],
+        "extreme_sizes": [
+            {"image": data.inputs.name(i), "error": f"{data.inputs.name(i)}: {w} x {h} pixels"}
+            for h, w, i in sizes
+            if min(h, w) < 8 or max(h, w) > 10 * min(h, w)
+        ],
         "annotations": _by_kind(data.problems),
     }
-    # A text may well have two translations, and a short one come twice.
+    # A text may have two translations, and a short one may occur twice.
     kinds = ["unreadable", "classes_alike_but_for_case", "extreme_sizes"]
     kinds += ["duplicates", "same_image_other_label"]
     kinds += ["leaks_between_splits"] if data.what == "texts" else []
@@ -72,7 +75,7 @@ def _same_target(data: Data, i: int, j: int) -> bool:
 
 
 def _balance(data: Data) -> dict[str, int]:
-    """Images of each class, or showing it; nothing where the targets are no classes."""
+    """Images per class; empty if the targets are not classes."""
     if data.kind == "label":
         counts = torch.bincount(data.targets, minlength=len(data.classes)).tolist()
     elif data.kind == "labels":
@@ -83,7 +86,7 @@ def _balance(data: Data) -> dict[str, int]:
 
 
 def _numbers(data: Data) -> dict[str, dict[str, float]]:
-    """Smallest, mean and largest of each number of the targets."""
+    """Smallest, mean and largest value of each target number."""
     if data.kind != "numbers":
         return {}
     names = data.target_names or [str(k) for k in range(data.targets.shape[1])]
@@ -92,7 +95,7 @@ def _numbers(data: Data) -> dict[str, dict[str, float]]:
 
 
 def _by_kind(problems: list[Problem]) -> dict[str, list[dict[str, str]]]:
-    """What the source found wrong with annotations, kind by kind."""
+    """The annotation problems of the source by kind."""
     groups: dict[str, list[dict[str, str]]] = defaultdict(list)
     for found in problems:
         groups[found["kind"]].append({"image": found["image"], "error": found["error"]})
@@ -105,7 +108,7 @@ def _names(data: Data, groups: list[list[int]]) -> list[list[str]]:
 
 
 def _alike(classes: list[str]) -> list[list[str]]:
-    """Class names that differ only in case, spaces, dashes or a plural s: often one class written twice."""
+    """Class names that differ only in case, spaces, dashes or a plural s: often one class with two spellings."""
     groups: dict[str, list[str]] = defaultdict(list)
     for name in classes:
         plain = name.casefold().replace("_", "").replace("-", "").replace(" ", "")

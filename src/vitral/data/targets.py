@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitral.data.sources.base import Images
+from vitral.data.sources.base import Rasters
 
 IGNORE = 255
 """Mask value of a pixel that counts for nothing."""
@@ -139,22 +139,22 @@ def _clip(xyxy: Tensor) -> tuple[Tensor, Tensor]:
     return cut, (left > 0) & (left >= SMALLEST_REST * whole)
 
 
-def usable_box(xyxy: list[float], slack: float = 1e-4) -> tuple[list[float] | None, str, str]:
-    """An annotated box in fractions, cut to its image: the box or None, and what kind of problem it had, and its words.
+def usable_box(xyxy: list[float], written: str, slack: float = 1e-4) -> tuple[list[float] | None, str, str]:
+    """Clip an annotated box in fractions to its image: the box or None, the kind of its problem, and the error message.
 
-    Up to `slack` beyond the border is a matter of rounding and passes without a word.
+    `written` is the box in the units of the annotation file, for the message. Up to `slack` beyond the border counts as
+    rounding and is not reported.
     """
-    said = ", ".join(f"{v:.4g}" for v in xyxy)
     x0, y0, x1, y1 = xyxy
     if not all(map(math.isfinite, xyxy)) or x1 < x0 or y1 < y0:
-        return None, "box_invalid", f"the box {said} has impossible numbers"
+        return None, "box_invalid", f"the box {written} has invalid coordinates"
     if x1 == x0 or y1 == y0:
-        return None, "box_empty", f"the box {said} has no area"
+        return None, "box_empty", f"the box {written} has no area"
     if x1 <= 0 or y1 <= 0 or x0 >= 1 or y0 >= 1:
-        return None, "box_outside", f"the box {said} lies outside the image"
+        return None, "box_outside", f"the box {written} is outside the image"
     cut = [min(max(v, 0.0), 1.0) for v in xyxy]
     if min(xyxy) < -slack or max(xyxy) > 1 + slack:
-        return cut, "box_clipped", f"the box {said} reaches beyond the image"
+        return cut, "box_clipped", f"the box {written} extends beyond the image"
     return cut, "", ""
 
 
@@ -212,7 +212,7 @@ def boxes_to_image(boxes: Tensor, view: View) -> Tensor:
 class Masks:
     """A class number for each pixel: `images` reads uint8 (1, H, W), `classes` names the numbers, 255 is ignored."""
 
-    images: Images
+    images: Rasters
     classes: list[str]
 
     def __len__(self) -> int:

@@ -194,9 +194,9 @@ class BPE(_Table):
         """The inverse of `to_dict`."""
         tokens, merges = _tokens(saved), saved.get("merges")
         if not isinstance(merges, list) or not all(
-            isinstance(pair, list | tuple) and len(pair) == 2 for pair in merges
+            isinstance(pair, list | tuple) and [type(part) for part in pair] == [str, str] for pair in merges
         ):
-            raise DataError("a saved tokenizer of kind bpe has no list 'merges' of pairs; make it anew.")
+            raise DataError("a saved tokenizer of kind bpe has no list 'merges' of pairs of strings; make it again.")
         loaded = cls(tokens, merges)
         known = loaded.numbers
         for first, second in loaded.merges:
@@ -231,7 +231,7 @@ TOKENIZERS: dict[str, type[Characters] | type[BPE]] = {Characters.kind: Characte
 def tokenizer_from_dict(saved: Mapping[str, Any]) -> Characters | BPE:
     """The tokenizer that `to_dict` saved, of whichever kind."""
     kind = saved.get("kind")
-    if kind not in TOKENIZERS:
+    if not isinstance(kind, str) or kind not in TOKENIZERS:
         raise unknown_name("kind of tokenizer", kind, TOKENIZERS)
     return TOKENIZERS[kind].from_dict(saved)
 

@@ -1,4 +1,4 @@
-"""What is said beside the maps: which part of the image the model saw, what it says, and what was explained."""
+"""Captions of explanations: the part of the image that was used, the prediction, and the class that was explained."""
 
 from collections.abc import Callable
 from math import log
@@ -16,11 +16,11 @@ from vitral.tasks.classify import Classify
 from vitral.tasks.write import Writes
 
 Chosen = int | Callable[[Tensor], Tensor] | None
-"""A class, a function of the output, or None for the likeliest class."""
+"""A class, a function of the output, or None for the most likely class."""
 
 
-def said(predictor: Predictor, x: Tensor, chosen: Chosen, by_class: bool) -> dict[str, Any]:
-    """Fields `about`, `answer`, `label` and `probability` of an explanation, `chosen` being what was asked for."""
+def prediction(predictor: Predictor, x: Tensor, chosen: Chosen, by_class: bool) -> dict[str, Any]:
+    """Fields `about`, `answer`, `label` and `probability` of an explanation of the `chosen` class."""
     labels = predictor.labels
     if not (labels or callable(chosen) or isinstance(predictor.task, Writes)):
         return {}
@@ -31,18 +31,18 @@ def said(predictor: Predictor, x: Tensor, chosen: Chosen, by_class: bool) -> dic
         frame = Frame("", (x.shape[2], x.shape[3]), View.whole())
         answer = next(predictor.task.decode(outputs, [frame], 1)).text()
         if not by_class:
-            return {"about": f"the model says {answer}", "answer": answer}
+            return {"about": f"prediction: {answer}", "answer": answer}
         label = labels[int(outputs[0, : len(labels)].argmax()) if chosen is None else chosen]
-        return {"about": f"{label}; the model says {answer}", "answer": answer, "label": label}
+        return {"about": f"{label}; prediction: {answer}", "answer": answer, "label": label}
     probabilities = (outputs[0].double() / predictor.task.temperature).softmax(0).tolist()
     best = max(range(len(labels)), key=probabilities.__getitem__)
     answer = f"{labels[best]}, {_percent(probabilities[best])}"
     if not by_class:
-        return {"about": f"the model says {answer}", "answer": answer}
+        return {"about": f"prediction: {answer}", "answer": answer}
     number = best if chosen is None else chosen
     label, p = labels[number], probabilities[number]
     name = f"class {label}" if label.isdigit() else label
-    about = f"{name}, {_percent(p)}" if number == best else f"{name} ({_percent(p)}; the model says {answer})"
+    about = f"{name}, {_percent(p)}" if number == best else f"{name} ({_percent(p)}; prediction: {answer})"
     return {"about": about, "answer": answer, "label": label, "probability": p}
 
 
@@ -51,7 +51,7 @@ def _percent(p: float) -> str:
 
 
 def part_shown(size: tuple[int, int], p: Preprocess) -> str:
-    """Which part of an image of `size` the model is shown, in words: width x height, as people say it."""
+    """The part of an image of `size` that is fed to the model, in words (width x height)."""
     H, W = size
     height, width = pair(p.img_size)
     view = eval_view(size, p)
@@ -59,7 +59,7 @@ def part_shown(size: tuple[int, int], p: Preprocess) -> str:
     if p.crop_mode == "pad":
         return f"all of {W} x {H}" + ", padded" * ((round(h), round(w)) != size)
     squash = p.crop_mode.startswith("squash")
-    if not squash:  # the longer side is rounded down by less than a pixel, and so stretched a little
+    if not squash:  # the longer side is rounded down by less than a pixel, and therefore stretched slightly
         h, w = min(h, w * height / width), min(w, h * width / height)
     h, w = max(1, round(h)), max(1, round(w))
     text = f"all of {W} x {H}" if (h, w) == size else f"the middle {w} x {h} of {W} x {H}"

@@ -1,7 +1,7 @@
-"""The one rule by which every map gets its colours, in pictures, pages and reports alike.
+"""The colours of maps: one rule for pictures, pages and reports.
 
-Zero is always dark and the largest value bright: yellow above zero by cividis, which reads the same to colour-blind
-eyes, light blue below. So a map that is nearly the same everywhere looks it, and only the zero is common to all maps.
+Zero is always dark and the largest value bright: yellow above zero (cividis, safe for colour-blind readers), light
+blue below. A nearly constant map therefore appears constant. All maps share only the zero.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from torch import Tensor
 SHADES = 256
 """Colours from zero to the brightest, and as many from zero down."""
 CLIPPED = 1 / 200
-"""Share of the patches that may be brighter than the scale reaches."""
+"""Largest share of the patches that may exceed the scale."""
 
 
 def _shades() -> np.ndarray:
@@ -24,31 +24,31 @@ def _shades() -> np.ndarray:
 
 
 TABLE = (255 * _shades()).round().astype(np.uint8)
-"""(2 SHADES, 3): from the most below zero to the most above."""
+"""(2 SHADES, 3): from the most negative value to the most positive."""
 
 
 def colormap(signed: bool) -> Colormap:
-    """The table for matplotlib: from 0 up, or with what lies below zero too."""
+    """The table for matplotlib: from zero up, or with negative values too."""
     return ListedColormap(TABLE / 255 if signed else TABLE[SHADES:] / 255)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """From which number to which the values of a map go, and which of them has the brightest colour."""
+    """The range of a map's values, and the value with the brightest colour."""
 
     low: float
     high: float
     top: float
     beyond: int
-    """Patches above `top`, that have its colour too."""
+    """Number of patches above `top`; they are drawn in its colour."""
 
     @property
     def bottom(self) -> float:
-        """Where the colours begin: at zero, unless something lies below it."""
+        """The lowest value of the colours: zero, unless there are negative values."""
         return -self.top if self.low < 0 else 0.0
 
     def text(self) -> str:
-        """The range in numbers, and what the colours leave out."""
+        """The range in numbers, and how many values exceed the colours."""
         text = f"{number(self.low)} to {number(self.high)}"
         if self.beyond:
             text += f", {self.beyond} cut off at {number(self.top)}"
@@ -58,8 +58,8 @@ class Scale:
 def scale_of(map_: Tensor) -> Scale:
     """The scale from zero to the largest value.
 
-    A few outliers, up to a patch in 200 and more than twice all others, are cut off so that the others can be told
-    apart; unless they hold half of everything, for then they are what is to be seen.
+    A few outliers (up to one patch in 200, more than twice as large as all others) are cut off so that the others
+    remain distinguishable, unless they hold half of the total.
     """
     sizes = map_.detach().double().abs().flatten().sort(descending=True).values
     few = int(CLIPPED * len(sizes) + 0.5)
@@ -69,15 +69,15 @@ def scale_of(map_: Tensor) -> Scale:
     return Scale(float(map_.min()), float(map_.max()), top or 1.0, few if cut else 0)
 
 
-def paint(map_: Tensor) -> np.ndarray:
-    """(G_h, G_w) -> uint8 (G_h, G_w, 3)."""
-    share = (map_.detach().double() / scale_of(map_).top).clamp(-1, 1).numpy()
+def paint(map_: Tensor, scale: Scale | None = None) -> np.ndarray:
+    """(H, W) -> uint8 (H, W, 3), by the scale of these values unless another is given."""
+    share = (map_.detach().double() / (scale or scale_of(map_)).top).clamp(-1, 1).numpy()
     steps = np.round((SHADES - 1) * np.abs(share)).astype(int)
     return TABLE[np.where(share < 0, SHADES - 1 - steps, SHADES + steps)]
 
 
 def number(value: float) -> str:
-    """Three digits; two with an exponent where it could not be read otherwise."""
+    """Three significant digits; two with an exponent for very small and very large numbers."""
     if value == 0 or 1e-4 <= abs(value) < 1e6:
         return f"{float(f'{value:.3g}'):g}"
     digits, _, power = f"{value:.1e}".partition("e")

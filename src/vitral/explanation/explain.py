@@ -1,4 +1,4 @@
-"""`explain`: one call from a model and an image to maps that can be looked at, saved and scored."""
+"""`explain`: from a model and an image to maps of what the model uses, to draw, save and score."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from vitral.data.inputs import ImageLike
-from vitral.data.transforms import normalize
+from vitral.data.images import AtLeast, read_image
+from vitral.data.inputs import ImageInputs, ImageLike
+from vitral.data.targets import View
+from vitral.data.transforms import eval_view, normalize, resize
 from vitral.errors import InputError, unknown_name
 from vitral.explanation import relevance
 from vitral.explanation.attention import FUSIONS, Recorder, patch_token, to_maps
-from vitral.explanation.captions import Chosen, part_shown, said
+from vitral.explanation.captions import Chosen, part_shown, prediction
 from vitral.explanation.faithfulness import Curves, curves
 from vitral.explanation.page import Rows, all_rows
+from vitral.explanation.placement import DEFAULT_STYLE, DRAWN, Style, bounded
 from vitral.explanation.positions import check_positions, position_similarity
 from vitral.explanation.tokens import principal_colours
 from vitral.explanation.windows import stage_of, window_maps
@@ -36,41 +39,47 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Maps over the patches of one image, with what is needed to draw them."""
+    """Maps over the patches of one image, with everything needed to draw them."""
 
     method: str
     maps: Tensor
-    """(n, G_h, G_w), one for each title; colours (3, G_h, G_w) where `colours` is set."""
+    """(n, G_h, G_w), one for each title; colours (3, G_h, G_w) if `colours` is set."""
     titles: list[str]
     image: Tensor
-    """uint8 (C, H, W): the prepared image, what the model was shown."""
+    """uint8 (C, H, W): the prepared image, the input of the model."""
     patch: tuple[int, int]
-    """Height and width in pixels of what a cell of the maps stands for: a patch."""
+    """Height and width of a cell of the maps (a patch), in pixels of the prepared image."""
+    size: tuple[int, int]
+    """Height and width of the original image."""
+    view: View
+    """The part of the original that became the prepared image."""
+    original: Tensor | None = None
+    """uint8 (C, H, W): the original image, reduced to `DRAWN` pixels; None if it was not needed for drawing."""
     part: str = ""
-    """Which part of the original the prepared image is."""
+    """That part in words."""
     about: str = ""
-    """The class that was explained; or what the model says, where the maps do not depend on a class."""
+    """The class that was explained; or the model's answer, if the maps do not depend on a class."""
     where: str = ""
-    """Which block, and from which token."""
+    """The block, and the token whose attention is shown."""
     layer: int | None = None
     head: int | None = None
     asked: tuple[int, int] | None = None
-    """A pixel (x, y) of the patch that was asked, if one was."""
+    """A pixel (x, y) of the patch that was requested, if one was."""
     label: str | None = None
     """Name of the class that was explained."""
     probability: float | None = None
     """Its probability."""
     answer: str = ""
-    """What the model says about the image."""
+    """The model's prediction for the image."""
     colours: bool = False
     rows: Rows | None = None
-    """Every attention row: what the interactive page shows."""
+    """Every attention row, for the interactive page."""
     scores: dict[str, float] = field(default_factory=dict)
-    """Areas under the deletion and insertion curves, if they were asked for."""
+    """Areas under the deletion and insertion curves, if requested."""
     name: str = ""
-    """The image's name."""
+    """Name of the image."""
     source: str = ""
-    """The model's name."""
+    """Name of the model."""
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -78,13 +87,26 @@ class Explanation:
         return self.maps.shape[-2], self.maps.shape[-1]
 
     @property
+    def crop(self) -> tuple[float, float, float, float]:
+        """Left, top, right and bottom of the model's crop, in pixels of the original; it may extend into padding."""
+        (H, W), v = self.size, self.view
+        return v.left * W, v.top * H, (v.left + v.width) * W, (v.top + v.height) * H
+
+    @property
+    def cell(self) -> tuple[float, float]:
+        """Height and width of a cell of the maps, in pixels of the original; the first starts at the crop's corner."""
+        left, top, right, bottom = self.crop
+        H, W = self.image.shape[1:]
+        return (bottom - top) * self.patch[0] / H, (right - left) * self.patch[1] / W
+
+    @property
     def caption(self) -> str:
-        """What is shown, in a line."""
-        said = "; ".join(filter(None, (self.where, self.about)))
-        return f"{self.method}: {said}" if said else self.method
+        """One line that describes the maps."""
+        text = "; ".join(filter(None, (self.where, self.about)))
+        return f"{self.method}: {text}" if text else self.method
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values: what was asked and explained, and the maps, to five digits."""
+        """Options, results and maps as plain values, rounded to five digits."""
         return {
             "method": self.method,
             "about": self.caption,
@@ -95,49 +117,79 @@ class Explanation:
             "head": self.head,
             "patch": self.asked,
             "part": self.part,
+            "size": self.size,
+            "crop": [round(edge, 3) for edge in self.crop],
+            "cell": [round(side, 5) for side in self.cell],
             "grid": self.grid,
             "titles": self.titles,
             "scores": self.scores,
             "maps": [[[float(f"{v:.5g}") for v in row] for row in map_] for map_ in self.maps.tolist()],
         }
 
-    def figure(self) -> "Figure":
-        """The maps laid over the image, as a matplotlib figure."""
+    def figure(self, style: Style = DEFAULT_STYLE) -> "Figure":
+        """Draw the maps over the original image.
+
+        Args:
+            style: "patches" gives each patch one colour, "smooth" interpolates between the centres of patches.
+
+        Returns:
+            A matplotlib figure in which a pixel of the original is a pixel, as long as it does not become too large.
+        """
         from vitral.explanation.figures import draw
 
-        return draw(self)
+        return draw(self, style)
 
-    def save(self, path: str | Path) -> Path:
-        """Write a picture (.png, .svg, .pdf, .jpg) or an interactive page (.html)."""
+    def save(self, path: str | Path, style: Style = DEFAULT_STYLE) -> Path:
+        """Write a picture (.png, .svg, .pdf, .jpg) or an interactive page (.html), which opens in this style."""
         from vitral.explanation.figures import save
 
-        return save(self, Path(path))
+        return save(self, Path(path), style)
 
 
 @dataclass(frozen=True)
 class Shown:
-    """An image as a model is shown it: read once, however often it is asked about."""
+    """An image as it is fed to a model, decoded once for any number of explanations."""
 
     pixels: Tensor
-    """uint8 (C, H, W)."""
+    """uint8 (C, H, W): the prepared image."""
+    size: tuple[int, int]
+    """Height and width of the original."""
+    view: View
+    """The part of the original that it is."""
     part: str
-    """Which part of the original it is."""
+    """That part in words."""
+    original: Tensor | None = None
+    """uint8 (C, H, W): the original image, for drawing."""
     name: str = ""
 
     @classmethod
-    def to(cls, predictor: Predictor, image: ImageLike) -> "Shown":
-        """Read an image for a model."""
+    def to(cls, predictor: Predictor, image: ImageLike, original: bool = True) -> "Shown":
+        """Read an image for a model; `original` keeps it for drawing too."""
         if not isinstance(image, ImageLike):
             what = "None" if image is None else f"a {type(image).__name__}"
             raise InputError(f"explain takes one image (a path, bytes, a picture or an array), got {what}.")
         x, size = predictor.images.read_sized(image, whole=predictor.task.spatial)
-        part = part_shown(size, predictor.preprocess)
-        return cls(predictor.images.fit(x), part, str(image) if isinstance(image, str | Path) else "")
+        return cls(
+            predictor.images.fit(x),
+            size,
+            eval_view(size, predictor.preprocess),
+            part_shown(size, predictor.preprocess),
+            _original(predictor.images, image, x, size) if original else None,
+            str(image) if isinstance(image, str | Path) else "",
+        )
+
+
+def _original(images: ImageInputs, image: ImageLike, x: Tensor, size: tuple[int, int]) -> Tensor:
+    """The image at its own resolution or at `DRAWN` pixels; a JPEG that was decoded smaller than that is read again."""
+    drawn = bounded(size, DRAWN)
+    if x.shape[1] < drawn[0] and isinstance(image, str | Path | bytes):
+        x = read_image(image, images.mode, AtLeast(*drawn, even=True), images.limits)
+    return resize(x, drawn, "bicubic")
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of a model: the prepared image (1, C, H, W) and the options."""
+    """The prepared image (1, C, H, W), the model and the options of a method."""
 
     backbone: Backbone
     x: Tensor
@@ -148,22 +200,22 @@ class Question:
     track: relevance.Track = iter
     predictor: Predictor | None = None
     depth: int = 1
-    """Blocks that there are to choose from."""
+    """Number of blocks to choose from."""
 
     @property
     def model(self) -> VisionTransformer:
-        """The backbone, where a method is for ViTs alone (`FITS`)."""
+        """The backbone, for methods that need a ViT (`FITS`)."""
         assert isinstance(self.backbone, VisionTransformer)
         return self.backbone
 
     @property
     def block(self) -> int:
-        """The block asked for, or the last."""
+        """The requested block, or the last."""
         return (-1 if self.layer is None else self.layer) % self.depth
 
     @property
     def pooled(self) -> bool:
-        """Whether attention is that of the pooling: no [CLS], and neither patch nor block asked for."""
+        """Whether to show the attention of the pooling: no [CLS], and neither a patch nor a block was requested."""
         if not isinstance(self.backbone, VisionTransformer):
             return False
         no_token = self.model.cls_token is None and self.patch is None
@@ -172,9 +224,9 @@ class Question:
 
 Maps = tuple[Tensor, list[str]]
 MERGING_MAPS = 4
-"""Blocks after which the tokens are shown."""
+"""Number of blocks after which the tokens are shown."""
 MERGE = 0.5
-"""Share of the patches that is merged where nothing is said."""
+"""Default share of the patches that is merged."""
 
 
 def _attention(q: Question) -> Maps:
@@ -194,7 +246,7 @@ def _attention(q: Question) -> Maps:
 
 
 def _by_head(q: Question, maps: Tensor) -> Maps:
-    """Maps of all heads (h, G_h, G_w) as they are shown: the one asked for, or the mean, the largest and each."""
+    """From maps of all heads (h, G_h, G_w): the requested one, or the mean, the maximum and each of them."""
     if q.head is not None:
         return maps[q.head][None], [f"head {q.head % len(maps)}"]
     every = [f"head {i}" for i in range(len(maps))] if len(maps) > 1 else []
@@ -203,7 +255,7 @@ def _by_head(q: Question, maps: Tensor) -> Maps:
 
 
 def _pooling_rows(q: Question) -> Tensor:
-    """What attention pooling reads, with nothing for prefix tokens, which it does not see."""
+    """The attention of the pooling, with zeros for prefix tokens, which it does not attend to."""
     with Recorder() as record:
         q.model(q.x)
     rows = record.rows[-1]
@@ -211,7 +263,7 @@ def _pooling_rows(q: Question) -> Tensor:
 
 
 def _where(q: Question, method: str) -> str:
-    """Which block a picture is of, and who asks."""
+    """The block, and the token whose attention is shown."""
     if method not in ("attention", "tokens", "writing", "merging"):
         return ""
     if method == "merging":
@@ -229,7 +281,7 @@ def _where(q: Question, method: str) -> str:
         return f"block {q.block}, from the patch at {q.patch[0]},{q.patch[1]}"
     if q.model.cls_token is not None:
         return f"block {q.block}, from [CLS]"
-    return "where the pooling reads" if q.pooled else f"block {q.block}, mean over all patches"
+    return "attention of the pooling" if q.pooled else f"block {q.block}, mean over all patches"
 
 
 def _rollout(q: Question) -> Maps:
@@ -276,7 +328,7 @@ def _writing(q: Question) -> Maps:
 
 
 def _merging(q: Question) -> Maps:
-    """The number of the token that each patch is in, after a few blocks."""
+    """The index of the token that each patch belongs to, after a few blocks."""
     assert isinstance(q.model, MergingViT)
     maps = torch.cat(q.model.merge_maps(q.x)).unflatten(1, q.model.grid_of(q.x))  # (L, G_h, G_w)
     few = sorted({round((i + 1) * q.depth / MERGING_MAPS) - 1 for i in range(MERGING_MAPS)} - {-1})
@@ -296,17 +348,17 @@ METHODS: dict[str, Callable[[Question], Maps]] = {
     "merging": _merging,
 }
 TAKES: dict[str, tuple[str, ...]] = {
-    "attention": ("layer", "head", "patch", "score", "interactive"),
-    "rollout": ("score", "interactive"),
-    "relevance": ("target", "score", "interactive"),
-    "gradcam": ("target", "score", "interactive"),
-    "occlusion": ("target", "score", "interactive"),
+    "attention": ("layer", "head", "patch", "score", "interactive", "style"),
+    "rollout": ("score", "interactive", "style"),
+    "relevance": ("target", "score", "interactive", "style"),
+    "gradcam": ("target", "score", "interactive", "style"),
+    "occlusion": ("target", "score", "interactive", "style"),
     "positions": (),
-    "tokens": ("layer", "interactive"),
-    "writing": ("layer", "head"),
+    "tokens": ("layer", "interactive", "style"),
+    "writing": ("layer", "head", "style"),
     "merging": ("layer", "merge"),
 }
-"""Which options mean something to a method."""
+"""Options that each method accepts."""
 
 FITS: dict[str, tuple[type[Backbone], ...]] = {
     "attention": (VisionTransformer, SwinTransformer),
@@ -319,11 +371,11 @@ FITS: dict[str, tuple[type[Backbone], ...]] = {
     "writing": (VisionTransformer,),
     "merging": (VisionTransformer,),
 }
-"""Which models a method can look into."""
+"""Models that each method supports."""
 
 
 def methods_of(predictor: Predictor) -> list[str]:
-    """The methods that show something of this model; `explain` refuses the others."""
+    """The methods that support this model; `explain` refuses the others."""
 
     def can(method: str) -> bool:
         try:
@@ -336,26 +388,26 @@ def methods_of(predictor: Predictor) -> list[str]:
 
 
 def blocks_of(predictor: Predictor) -> int:
-    """Blocks whose attention can be looked at."""
+    """Number of blocks whose attention can be shown."""
     return _depth(predictor, "attention") if "attention" in methods_of(predictor) else 0
 
 
 def looks_from_cls(predictor: Predictor) -> bool:
-    """Whether attention is that of [CLS], where no patch is asked."""
+    """Whether attention is that of [CLS], unless a patch is requested."""
     return blocks_of(predictor) > 0 and getattr(predictor.backbone, "cls_token", None) is not None
 
 
 def check_can(method: str, predictor: Predictor, target: Any = None) -> None:
-    """Raise for a method that shows nothing of this model, whatever the image."""
+    """Raise for a method that does not support this model."""
     model = predictor.backbone
     if not isinstance(model, FITS[method]):
         can = ", ".join(name for name, kinds in FITS.items() if isinstance(model, kinds))
         kind = type(model).__name__
-        raise InputError(f"{method} is for ViTs, and this model looks through a {kind}; use {can}.")
+        raise InputError(f"{method} needs a ViT, and the backbone of this model is a {kind}; use {can}.")
     if method == "merging":
         merged(predictor.model, MERGE)
     elif isinstance(predictor.model, MergingViT):
-        raise InputError(f"{method} is for a model that merges no tokens; leave merge out, or use merging.")
+        raise InputError(f"{method} does not support a model that merges tokens; omit merge, or use merging.")
     if method == "writing":
         writer_of(predictor)
     if method == "positions":
@@ -365,23 +417,23 @@ def check_can(method: str, predictor: Predictor, target: Any = None) -> None:
 
 
 def _check_with(method: str, model: Backbone, interactive: bool, score: bool) -> None:
-    """Raise for what cannot go with the maps."""
+    """Raise for a page or a score that this model does not support."""
     kind = type(model).__name__
     if interactive and not isinstance(model, VisionTransformer):
-        raise InputError(f"a page is of a ViT's rows, and this model looks through a {kind}; write a picture instead.")
+        raise InputError(f"a page needs a ViT, and the backbone of this model is a {kind}; write a picture instead.")
     if score and method == "attention" and not isinstance(model, VisionTransformer):
-        raise InputError(f"a score is of maps like the last one of a {kind}; use gradcam or occlusion.")
+        raise InputError(f"the attention of a {kind} cannot be scored; use gradcam or occlusion.")
 
 
 def check_takes(method: str, options: Mapping[str, Any], words: Mapping[str, str]) -> None:
-    """Raise if an option is set that means nothing to the method; `words` are what the user calls the options."""
+    """Raise if an option is set that the method does not accept; `words` are the user's names of the options."""
     if method not in METHODS:
         raise unknown_name("method", method, METHODS)
     for name, value in options.items():
         if value is None or value is False or name in TAKES[method]:
             continue
-        who = [other for other in METHODS if name in TAKES[other]]
-        raise InputError(f"{method} takes no {words.get(name, name)}; it is for {', '.join(who)}.")
+        others = [other for other in METHODS if name in TAKES[other]]
+        raise InputError(f"{method} does not accept {words.get(name, name)}; it is for {', '.join(others)}.")
 
 
 def explain(
@@ -398,15 +450,29 @@ def explain(
     track: relevance.Track = iter,
     merge: float | None = None,
 ) -> Explanation:
-    """Show what a model looks at: attention, rollout, relevance, gradcam, occlusion, positions, tokens or writing.
+    """Explain what a model uses of an image.
 
-    Or merging: which patches become one token, where `merge` says how many are merged (half of all by default).
+    Args:
+        source: A run directory, a file of weights, a model or a `Predictor`.
+        image: A path, bytes, a PIL image or an array.
+        method: attention, rollout, relevance, gradcam, occlusion, positions, tokens, writing or merging.
+        layer: The block for attention, tokens, merging and writing (a block of the decoder); the last by default.
+        head: One head of attention or writing, instead of all.
+        target: The class (name or number) or a function of the output, for relevance, gradcam and occlusion.
+        patch: Attention of the patch at this pixel (x, y) of the prepared image, instead of [CLS].
+        score: Measure how faithful the first map is.
+        interactive: Compute every attention row, which the .html page needs.
+        track: Wraps the steps of slow methods, to show progress (such as tqdm).
+        merge: How many patches merging merges; half of them by default.
 
-    `layer` chooses the block for attention, tokens, merging and writing (there of the decoder), `head` one head of
-    attention or writing, `patch` (x, y in pixels of the prepared image) asks where that patch looks; `target` is a
-    class (name or number), or a function of the output, for relevance, gradcam and occlusion. `score` measures how
-    faithful the first map is; `interactive` gathers what the .html page needs; `track` is put around the steps of slow
-    methods, to show how far they are (tqdm will do).
+    Returns:
+        An `Explanation` with the maps, which `save` draws over the original image.
+
+    Raises:
+        InputError: The model does not support the method, or the method does not accept an option.
+
+    Example:
+        >>> vitral.explain("runs/digits", "seven.png", "relevance").save("relevance.png")  # doctest: +SKIP
     """
     given: dict[str, Any] = {"layer": layer, "head": head, "target": target, "patch": patch, "score": score}
     given |= {"interactive": interactive, "merge": merge}
@@ -424,7 +490,7 @@ def explain(
     by_class = "target" in TAKES[method]
     chosen = _target(predictor, target) if by_class else None
     if score and (callable(chosen) or not predictor.labels or not isinstance(predictor.task, Classify)):
-        raise InputError("a score needs a class to ask for: a model that classifies, and no function as the target.")
+        raise InputError("a score needs a class: a model that classifies, and no function as the target.")
     shown = image if isinstance(image, Shown) else Shown.to(predictor, image)
     size = (shown.pixels.shape[1], shown.pixels.shape[2])
     if patch is not None:
@@ -436,12 +502,13 @@ def explain(
         scores = _scores(question, titles[0], method, maps) if score else {}
         rows = all_rows(question.model, x, head) if interactive else None
     return Explanation(
-        method, maps.detach().cpu(), titles, shown.pixels, _cell(model, size, maps), shown.part,
+        method, maps.detach().cpu(), titles, shown.pixels, _cell(model, size, maps), shown.size, shown.view,
+        shown.original, shown.part,
         where=_where(question, method),
         layer=question.block if "layer" in TAKES[method] and not question.pooled and method != "merging" else layer,
         head=None if head is None else head % heads,
         asked=patch,
-        **said(predictor, x, chosen, by_class) if method not in ("positions", "tokens") else {},
+        **prediction(predictor, x, chosen, by_class) if method not in ("positions", "tokens") else {},
         colours=method == "tokens", rows=rows, scores=scores,
         name=shown.name,
         source=os.fspath(source) if isinstance(source, str | os.PathLike) else "",
@@ -449,7 +516,7 @@ def explain(
 
 
 def _depth(predictor: Predictor, method: str) -> int:
-    """Blocks, or for tokens maps, that there are to choose from."""
+    """Number of blocks to choose from; of feature maps for tokens."""
     if method == "writing":
         return writer_of(predictor)[0].config.decoder.depth
     model = predictor.backbone
@@ -462,7 +529,7 @@ def _maps_of(model: Backbone) -> int:
 
 
 def _heads(predictor: Predictor, method: str, layer: int | None) -> int:
-    """Heads of the block that was asked for; 1 where there are none."""
+    """Number of heads of the requested block; 1 without heads."""
     if method == "writing":
         return writer_of(predictor)[0].config.decoder.num_heads
     model = predictor.backbone
@@ -472,28 +539,28 @@ def _heads(predictor: Predictor, method: str, layer: int | None) -> int:
 
 
 def _cell(model: Backbone, size: tuple[int, int], maps: Tensor) -> tuple[int, int]:
-    """Pixels down and across that a cell of the maps stands for: a patch, or as much as there is in that stage."""
+    """Height and width of a cell of the maps in pixels: a patch, or the stride of a stage."""
     grid = tuple(maps.shape[-2:])
     fits = (s for s in model.config.map_strides if grid == (-(-size[0] // s[0]), -(-size[1] // s[1])))
     return next(fits, model.config.map_strides[-1])
 
 
 def _with_merging(predictor: Predictor, merge: float | None) -> Predictor:
-    """The same with tokens merged: as asked for, or as it is already, or half of them."""
+    """The same predictor with tokens merged: as requested, as it already is, or half of them."""
     if merge is not None or not isinstance(predictor.model, MergingViT):
         predictor = predictor.with_model(merged(predictor.model, MERGE if merge is None else merge))
     return predictor
 
 
 def _number(name: str, what: str, value: Any, low: int, high: int) -> int | None:
-    """A whole number in a range, or None."""
+    """An integer in a range, or None."""
     try:
-        whole = None if value is None else index(value)
+        number = None if value is None else index(value)
     except TypeError:
-        whole = high + 1
-    if whole is not None and not low <= whole <= high:
+        number = high + 1
+    if number is not None and not low <= number <= high:
         raise InputError(f"{name} must be {what} from {low} to {high}, got {value!r}.")
-    return whole
+    return number
 
 
 def _pixel(patch: Any, size: tuple[int, int], part: str) -> tuple[int, int]:
@@ -501,12 +568,11 @@ def _pixel(patch: Any, size: tuple[int, int], part: str) -> tuple[int, int]:
     try:
         x, y = (index(value) for value in patch)
     except (TypeError, ValueError):
-        raise InputError(f"patch must be two whole numbers (x, y), got {patch!r}.") from None
+        raise InputError(f"patch must be two integers (x, y), got {patch!r}.") from None
     height, width = size
     if not (0 <= x < width and 0 <= y < height):
         raise InputError(
-            f"the patch at {x},{y} lies outside the prepared image of {width} x {height} pixels "
-            f"(of your image: {part})."
+            f"the patch at {x},{y} is outside the prepared image of {width} x {height} pixels (of your image: {part})."
         )
     return x, y
 
@@ -516,13 +582,13 @@ def _is_function(target: Any) -> bool:
 
 
 def _check_classes(predictor: Predictor, target: Any) -> None:
-    """Raise for a model without a class, or a function of its output, that could be explained."""
+    """Raise for a model without classes, unless a function of its output is explained."""
     own_head = predictor.backbone is predictor.model
     if not own_head or not (predictor.labels or _is_function(target)):
         can = ", ".join(name for name in METHODS if "target" not in TAKES[name])
-        lacks = "has no classes" if own_head else "has no class for the image as a whole"
-        other = ", or from Python a function of its output as target" * own_head
-        raise InputError(f"this model {lacks} that could be explained; use {can}{other}.")
+        lacks = "has no classes" if own_head else "has no class for the entire image"
+        other = ", or in Python pass a function of its output as target" * own_head
+        raise InputError(f"this model {lacks} to explain; use {can}{other}.")
 
 
 def _target(predictor: Predictor, target: Any) -> Chosen:
@@ -532,7 +598,7 @@ def _target(predictor: Predictor, target: Any) -> Chosen:
         return cast(Callable[[Tensor], Tensor], target)
     if target is None:
         if isinstance(predictor.task, Regress) and len(labels) > 1:
-            raise InputError(f"this model tells several numbers; say which to explain: {', '.join(labels)}.")
+            raise InputError(f"this model predicts several numbers; choose which to explain: {', '.join(labels)}.")
         return None
     if isinstance(target, str):
         if target in labels:
@@ -544,7 +610,7 @@ def _target(predictor: Predictor, target: Any) -> Chosen:
 
 
 def _asked_of(predictor: Predictor, chosen: Chosen) -> relevance.Target:
-    """What is asked of the output: a class where they exclude each other, and otherwise its number alone."""
+    """The target of gradients: a class if classes exclude each other, otherwise its output."""
     if isinstance(predictor.task, Classify) or callable(chosen):
         return chosen
     K = len(predictor.labels)
@@ -554,15 +620,15 @@ def _asked_of(predictor: Predictor, chosen: Chosen) -> relevance.Target:
 
 
 def _scores(q: Question, title: str, method: str, maps: Tensor) -> dict[str, float]:
-    """How faithful the first map is, beside input gradients and chance."""
+    """How faithful the first map is, compared with input gradients and chance."""
     with torch.no_grad():
         target = q.backbone(q.x).argmax(1) if q.target is None else torch.as_tensor(q.target).view(1)
     name = f"attention, {title}" if method == "attention" else title
     chance = torch.rand(maps[:1].shape, generator=torch.Generator().manual_seed(0))
     rivals = {name: maps[:1], "input gradients": relevance.input_gradients(q.backbone, q.x, target), "chance": chance}
-    found: dict[str, float] = {}
+    scores: dict[str, float] = {}
     for rival, each in rivals.items():
         measured: Curves = curves(q.backbone, q.x, each, target)
-        found[f"{rival}: deletion"] = float(measured.deletion_auc)
-        found[f"{rival}: insertion"] = float(measured.insertion_auc)
-    return found
+        scores[f"{rival}: deletion"] = float(measured.deletion_auc)
+        scores[f"{rival}: insertion"] = float(measured.insertion_auc)
+    return scores

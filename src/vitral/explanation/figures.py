@@ -1,11 +1,13 @@
-"""Explanations as pictures: maps over the image, patch by patch and to the pixel.
+"""Explanations as figures: maps over the original image, aligned to the pixel.
 
-Every map has its own scale, by the rule of `colours.py`, and its numbers below it. Images keep their aspect.
+Every map has its own scale, by the rule of `colours.py`, with its numbers below it. Each panel is a whole number of
+pixels in size and position, so that a pixel of the original image is a pixel of the figure.
 """
 
 import math
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
@@ -13,65 +15,99 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from PIL import Image
 from torch import Tensor
 
 from vitral.errors import InputError
-from vitral.explanation.colours import Scale, colormap, number, paint, scale_of
+from vitral.explanation.colours import Scale, colormap, number, scale_of
 from vitral.explanation.explain import Explanation
 from vitral.explanation.page import save_page
+from vitral.explanation.placement import DEFAULT_STYLE, DRAWN, Placement, Style, as_picture, check_style, place
 from vitral.nn.patches import patchify
 
 PICTURES = (".png", ".svg", ".pdf", ".jpg")
+ENCODING: dict[str, Any] = {".png": {"pil_kwargs": {"compress_level": 4}}, ".jpg": {"pil_kwargs": {"quality": 92}}}
+"""PNG in half the time of the default and at the same size; JPEG without visible artefacts."""
 MOST = 48
-"""Maps that one figure shows at most."""
+"""Largest number of maps in one figure."""
 LARGEST_GRID = 7
-"""Positions on a side that the grid of grids shows at most."""
-SIDE = 2.4
-"""Width of a panel in inches."""
+"""Largest number of positions along a side of the grid of grids."""
+SIDE, TALLEST = 2.4, 4.8
+"""Width of a panel, and its largest height, in inches."""
+LEAST_DPI = 150
+"""Small images are enlarged until the panels have this resolution."""
+PIXELS = 8e6
+"""Largest number of pixels of all panels of a figure."""
+ABOVE, BELOW, GAP, TITLE = 15, 31, 8, 13
+"""Points above a panel (its title), below it (its legend), between panels, and for each line of the figure's title."""
 
 
-def draw(e: Explanation) -> Figure:
-    """The image, then every map laid over it; positions as a grid of grids; colours as they are."""
+def draw(e: Explanation, style: Style = DEFAULT_STYLE, pixels: float = PIXELS) -> Figure:
+    """The image, then every map over it; positions as a grid of grids; all panels have at most so many pixels."""
+    check_style(style)
     if e.method == "positions":
         return _draw_grid_of_grids(e)
     maps = [e.maps] if e.colours else list(e.maps[:MOST])
-    columns = columns_for(1 + len(maps))
-    rows = math.ceil((1 + len(maps)) / columns)
-    H, W = e.image.shape[1:]
+    count = 1 + len(maps)
+    columns = columns_for(count)
+    least = math.ceil(TALLEST * LEAST_DPI), math.ceil(SIDE * LEAST_DPI)
+    p = place(e, DRAWN, least, pixels / count)
     title = textwrap.fill(e.caption, max(40, int(columns * SIDE * 13)))
-    height = rows * (SIDE * H / W + 0.7) + 0.18 * (1 + title.count("\n"))
-    figure = Figure(figsize=(columns * SIDE, height), layout="constrained")
-    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for ax in axes:
-        ax.set_axis_off()
-    picture = as_picture(e.image)
-    for i, ax in enumerate(axes[: 1 + len(maps)]):
-        ax.imshow(picture)
+    figure, axes = _panels(p.size, columns, count, title)
+    for i, ax in enumerate(axes):
+        map_ = maps[i - 1]
         if i == 0:
+            shown, (H, W), (h, w) = as_picture(p.picture), e.size, e.image.shape[1:]
             ax.set_title(f"image, {W} x {H} pixels", fontsize=9)
             _below(ax, e.part)
+            _below(ax, f"input of the model: {w} x {h} pixels", line=1)
         elif e.colours:
-            ax.imshow(e.maps.permute(1, 2, 0).numpy(), interpolation="nearest", extent=_extent(covered(e)))
-            _within(ax, (H, W))
-            ax.set_title(e.titles[0], fontsize=9)
-            _below(ax, "alike in colour, alike to the model")
+            shown = p.cover((255 * p.spread(map_, style)).round().byte().permute(1, 2, 0).numpy())
+            _below(ax, "patches of similar colour are similar to the model")
         elif e.method == "merging":
-            _draw_groups(ax, e, maps[i - 1].long())
-            ax.set_title(e.titles[i - 1], fontsize=9)
+            shown = _draw_groups(ax, e, p, map_.long())
         else:
-            overlay(ax, maps[i - 1], covered(e))
-            _within(ax, (H, W))
+            shown = p.blend(map_, style)
+            _legend(ax, scale_of(map_))
+        if i > 0:
             ax.set_title(e.titles[i - 1], fontsize=9, parse_math=False)
-            _legend(ax, scale_of(maps[i - 1]))
+        ax.imshow(shown, interpolation="nearest", extent=(0, p.size[1], p.size[0], 0), aspect="auto")
+        if p.cropped:
+            left, top, right, bottom = p.crop
+            _outline(ax, (left, top), (right, bottom))
         if e.asked is not None:
-            _frame(ax, e)
-    figure.suptitle(title, fontsize=10, parse_math=False)
+            row, column = e.asked[1] // e.patch[0], e.asked[0] // e.patch[1]
+            _outline(ax, p.corner(row, column), p.corner(row + 1, column + 1))
     return figure
 
 
+def _panels(size: tuple[int, int], columns: int, count: int, title: str) -> tuple[Figure, list[Axes]]:
+    """A figure with axes of exactly `size` pixels, row by row, at integer positions."""
+    H, W = size
+    dpi = math.ceil(max(W / SIDE, H / TALLEST))
+    above, below, gap, line = (round(points * dpi / 72) for points in (ABOVE, BELOW, GAP, TITLE))
+    across, down = math.ceil(SIDE * dpi) + gap, above + H + below + gap
+    start = gap + line * (1 + title.count("\n"))
+    width, height = gap + columns * across, start + math.ceil(count / columns) * down
+    figure = Figure(figsize=(_inches(width, dpi), _inches(height, dpi)), dpi=dpi)
+    axes = []
+    for i in range(count):
+        left = gap + i % columns * across + (across - gap - W) // 2
+        bottom = height - (start + i // columns * down + above + H)
+        ax = figure.add_axes((left / width, bottom / height, W / width, H / height))
+        ax.set_axis_off()
+        axes.append(ax)
+    figure.suptitle(title, fontsize=10, parse_math=False, y=1 - gap / 2 / height, va="top")
+    return figure, axes
+
+
+def _inches(pixels: int, dpi: int) -> float:
+    """A length that matplotlib turns into exactly so many pixels; it rounds down."""
+    inches = pixels / dpi
+    return inches if int(inches * dpi) == pixels else math.nextafter(inches, math.inf)
+
+
 def columns_for(panels: int) -> int:
-    """Columns that leave no panel alone in the last row, and the fewest places empty."""
+    """Number of columns without a single panel in the last row, and with the fewest empty places."""
     if panels <= 5:
         return panels
     choice = (4, 3, 5) if panels <= 12 else (4, 5, 6, 7)
@@ -79,64 +115,47 @@ def columns_for(panels: int) -> int:
 
 
 def overlay(ax: Axes, map_: Tensor, size: tuple[int, int], alpha: float = 0.72) -> None:
-    """Lay a map over an image that is drawn at its pixels, each cell on its patch; all of them cover `size`."""
+    """Draw a map over an image of `size` pixels in a figure of your own; its cells cover the image."""
     scale = scale_of(map_)
     ax.imshow(
         map_.numpy(), cmap=colormap(scale.low < 0), vmin=scale.bottom, vmax=scale.top, alpha=alpha,
-        interpolation="nearest", extent=_extent(size),
+        interpolation="nearest", extent=(-0.5, size[1] - 0.5, size[0] - 0.5, -0.5),
     )  # fmt: skip
-    _within(ax, size)
-
-
-def covered(e: Explanation) -> tuple[int, int]:
-    """Height and width of all cells together: of the image, or a little more where they do not divide it."""
-    return e.grid[0] * e.patch[0], e.grid[1] * e.patch[1]
-
-
-def _within(ax: Axes, size: tuple[int, int]) -> None:
-    """Show so many pixels and no more."""
-    ax.set_xlim(-0.5, size[1] - 0.5)
-    ax.set_ylim(size[0] - 0.5, -0.5)
 
 
 def group_colours(image: Tensor, groups: Tensor, patch: tuple[int, int]) -> Tensor:
-    """The mean colour of all patches that are in one token: uint8 (C, H, W), (G_h, G_w) -> (G_h, G_w, C) in 0..1."""
+    """The mean colour of all patches of one token: uint8 (C, H, W), (G_h, G_w) -> (G_h, G_w, C) in 0..1."""
     pixels = patchify(image[None].float() / 255, patch)[0].unflatten(1, (-1, image.shape[0])).mean(1)  # (N, C)
     member = F.one_hot(groups.flatten()).float()  # (N, tokens)
     return (member @ ((member.mT @ pixels) / member.sum(0)[:, None])).unflatten(0, tuple(groups.shape))
 
 
-def _draw_groups(ax: Axes, e: Explanation, groups: Tensor) -> None:
-    """Patches of one token in their mean colour, and a line wherever another token begins."""
-    size, (P_h, P_w) = (e.image.shape[1], e.image.shape[2]), e.patch
-    colours = group_colours(e.image, groups, e.patch).expand(-1, -1, 3)
-    ax.imshow(colours.numpy(), interpolation="nearest", extent=_extent(size))
-    lines = []
-    for row, column in (groups[:, 1:] != groups[:, :-1]).nonzero().tolist():  # a line on the right of a patch
-        x, y = (column + 1) * P_w - 0.5, row * P_h - 0.5
-        lines.append([(x, y), (x, y + P_h)])
-    for row, column in (groups[1:] != groups[:-1]).nonzero().tolist():  # and below one
-        x, y = column * P_w - 0.5, (row + 1) * P_h - 0.5
-        lines.append([(x, y), (x + P_w, y)])
+def _draw_groups(ax: Axes, e: Explanation, p: Placement, groups: Tensor) -> np.ndarray:
+    """Draw lines between tokens; returns the picture with the patches of each token in their mean colour."""
+    beside = (groups[:, 1:] != groups[:, :-1]).nonzero().tolist()  # another token at the right of a patch
+    under = (groups[1:] != groups[:-1]).nonzero().tolist()  # or below it
+    lines = [[p.corner(row, column + 1), p.corner(row + 1, column + 1)] for row, column in beside]
+    lines += [[p.corner(row + 1, column), p.corner(row + 1, column + 1)] for row, column in under]
     ax.add_collection(LineCollection(lines, colors="black", linewidths=0.5))
-
-
-def _extent(size: tuple[int, int]) -> tuple[float, float, float, float]:
-    return -0.5, size[1] - 0.5, size[0] - 0.5, -0.5
+    colours = group_colours(e.image, groups, e.patch).expand(-1, -1, 3).permute(2, 0, 1)
+    return p.cover((255 * p.spread(colours, "patches")).round().byte().permute(1, 2, 0).numpy())
 
 
 def _below(ax: Axes, text: str, place: float = 0.5, line: int = 0) -> None:
-    """Small words below a panel."""
+    """Small text below a panel."""
     align = {0.0: "left", 1.0: "right"}.get(place, "center")
-    down = (0, -9 - 9 * line)
+    down = (0, -10 - 9 * line)
     ax.annotate(
         text, (place, 0), down, xycoords="axes fraction", textcoords="offset points", ha=align, va="top", fontsize=7
     )
 
 
 def _legend(ax: Axes, scale: Scale) -> None:
-    """Below a panel its colours, from which number to which they go, and the range of the values."""
-    strip = ax.inset_axes((0, -0.045, 1, 0.03))
+    """Below a panel: its colours, the numbers at their ends, and the range of the values."""
+    figure = ax.get_figure()
+    assert figure is not None
+    point = figure.dpi / 72 / ax.bbox.height  # in heights of the panel
+    strip = ax.inset_axes((0, -8 * point, 1, 5 * point))
     strip.imshow(np.linspace(0, 1, 256)[None], cmap=colormap(scale.low < 0), aspect="auto")
     strip.set_axis_off()
     _below(ax, number(scale.bottom), 0.0)
@@ -144,33 +163,16 @@ def _legend(ax: Axes, scale: Scale) -> None:
     _below(ax, scale.text(), line=1)
 
 
-def _frame(ax: Axes, e: Explanation) -> None:
-    """A thin frame round the patch that was asked, white on black to be seen on everything."""
-    assert e.asked is not None
-    P_h, P_w = e.patch
-    corner = (e.asked[0] // P_w * P_w - 0.5, e.asked[1] // P_h * P_h - 0.5)
+def _outline(ax: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
+    """A thin rectangle between two corners (x, y), white on black to be visible on any colour."""
     for colour, width in (("black", 1.8), ("white", 0.8)):
-        ax.add_patch(Rectangle(corner, P_w, P_h, fill=False, edgecolor=colour, linewidth=width))
-
-
-def as_picture(image: Tensor) -> np.ndarray:
-    """uint8 (C, H, W) -> (H, W, 3)."""
-    return image.expand(3, -1, -1).permute(1, 2, 0).numpy()
-
-
-def blended(image: Tensor, map_: Tensor, alpha: float = 0.55) -> Image.Image:
-    """An image with one map laid over it, as a picture of at least 112 pixels a side."""
-    H, W = image.shape[1:]
-    factor = max(1, -(-112 // min(H, W)))
-    photo = np.kron(as_picture(image), np.ones((factor, factor, 1), np.uint8)).astype(float)
-    cells = paint(map_)
-    rows = np.arange(H * factor) * cells.shape[0] // (H * factor)
-    columns = np.arange(W * factor) * cells.shape[1] // (W * factor)
-    return Image.fromarray(((1 - alpha) * photo + alpha * cells[rows][:, columns]).round().astype(np.uint8))
+        ax.add_patch(
+            Rectangle(start, end[0] - start[0], end[1] - start[1], fill=False, edgecolor=colour, linewidth=width)
+        )
 
 
 def _draw_grid_of_grids(e: Explanation) -> Figure:
-    """One small map for each position, in its place; of a large grid an even choice of them."""
+    """One small map for each position, in its place; of a large grid an evenly spaced selection."""
     G_h, G_w = e.grid
     chosen_rows, chosen_columns = (_evenly(count, LARGEST_GRID) for count in (G_h, G_w))
     n_h, n_w = len(chosen_rows), len(chosen_columns)
@@ -198,17 +200,21 @@ def _evenly(count: int, most: int) -> list[int]:
 
 
 def check_suffix(path: Path) -> str:
-    """The end of a name, if it is one that can be written."""
+    """The suffix of a file name; raises unless it is one that can be written."""
     suffix = path.suffix.lower()
     if suffix not in (*PICTURES, ".html"):
         raise InputError(f"{path} should end in {', '.join(PICTURES)} or .html.")
     return suffix
 
 
-def save(e: Explanation, path: Path) -> Path:
-    """Write the figure, or the page, as the end of the name says."""
+def save(e: Explanation, path: Path, style: Style = DEFAULT_STYLE) -> Path:
+    """Write the figure or the page, according to the suffix."""
     if check_suffix(path) == ".html":
-        return save_page(e, path)
+        return save_page(e, path, style)
     path.parent.mkdir(parents=True, exist_ok=True)
-    draw(e).savefig(path, dpi=150, bbox_inches="tight", pad_inches=0.06)
+    figure = draw(e, style)
+    if e.method == "positions":
+        figure.savefig(path, dpi=150, bbox_inches="tight", pad_inches=0.06)
+    else:
+        figure.savefig(path, dpi="figure", **ENCODING.get(path.suffix.lower(), {}))
     return path

@@ -1,4 +1,4 @@
-"""The page to play with: one file for a browser, with every attention row of a model for one image."""
+"""The interactive page: one HTML file with every attention row of a model for one image."""
 
 import base64
 import io
@@ -15,7 +15,8 @@ from PIL import Image
 from torch import Tensor
 
 from vitral.errors import InputError
-from vitral.explanation.colours import TABLE, paint, scale_of
+from vitral.explanation.colours import TABLE, scale_of
+from vitral.explanation.placement import DEFAULT_STYLE, Style, as_picture, check_style, place
 from vitral.models.vit import VisionTransformer
 from vitral.weights.atomic import write_atomically
 
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
     from vitral.explanation.explain import Explanation
 
 LARGEST = 16 * 2**20
-"""Weights that a page holds before heads are averaged."""
+"""Largest number of attention weights in a page; beyond it heads are averaged."""
+PAGE = 1200
+"""Longest side of the image in a page, in pixels."""
+PHOTOGRAPH = 200
+"""Pictures with a longer side are stored as JPEG in pages, which makes them several times smaller."""
 
 
 @dataclass(frozen=True)
@@ -35,30 +40,28 @@ class Rows:
     largest: Tensor
     """float32 (L, h, queries): the largest weight of each row."""
     heads: list[int]
-    """Which heads these are; none where there is only their mean."""
+    """Numbers of these heads; empty if there is only their mean."""
     note: str = ""
-    """What was left out, if anything."""
+    """What was omitted, if anything."""
 
 
 def are_vast(model: VisionTransformer, grid: tuple[int, int]) -> bool:
-    """Whether all rows of all heads are more than a page should hold."""
+    """Whether the rows of all heads are too many for a page."""
     N, config = grid[0] * grid[1], model.config
     return config.depth * config.num_heads * (N + (model.cls_token is not None)) * N > LARGEST
 
 
 @torch.no_grad()
 def all_rows(model: VisionTransformer, x: Tensor, head: int | None) -> Rows:
-    """The rows of all heads for one image (1, C, H, W); where that would be vast, of one head, or their mean."""
+    """The rows of all heads for one image (1, C, H, W); if they are too many, of one head, or their mean."""
     R, (G_h, G_w) = model.prefix_tokens, model.grid_of(x)
     L, h = model.config.depth, model.config.num_heads
     asked = torch.tensor([0] * (model.cls_token is not None) + list(range(R, R + G_h * G_w)))
     heads, note = list(range(h)), ""
     if are_vast(model, (G_h, G_w)) and h > 1:
         heads = [] if head is None else [head % h]
-        left = (
-            "their mean is here; of attention, --head N keeps one head" if head is None else f"head {heads[0]} is here"
-        )
-        note = f"All {h} heads of {L} blocks and {G_h} x {G_w} patches are too much for a page: only {left}."
+        kept = "their mean is included; --head N includes one head" if head is None else f"head {heads[0]} is included"
+        note = f"All {h} heads of {L} blocks and {G_h} x {G_w} patches are too large for a page: only {kept}."
     shares, largest = [], []
     for block, z in zip(model.blocks, model.states(model.embed_tokens(x)[0]), strict=False):
         rows = block.attention_rows(z, asked)[0, ..., R:]  # (h, queries, N)  # pyright: ignore
@@ -69,24 +72,28 @@ def all_rows(model: VisionTransformer, x: Tensor, head: int | None) -> Rows:
     return Rows(torch.stack(shares), torch.stack(largest), heads, note)
 
 
-def save_page(e: "Explanation", path: Path) -> Path:
-    """One file to open in a browser: hover a patch to see where it looks, choose block and head, play the blocks."""
+def save_page(e: "Explanation", path: Path, style: Style = DEFAULT_STYLE) -> Path:
+    """Write the page: hover over a patch to see its attention, choose block and head, play the blocks."""
     if e.rows is None:
-        raise InputError("the page needs every attention row; make the explanation with interactive=True.")
+        raise InputError("the page needs every attention row; create the explanation with interactive=True.")
+    check_style(style)
     path.parent.mkdir(parents=True, exist_ok=True)
     packed = pack_rows(e.rows)
-    height, width = e.image.shape[1:]
+    p, (h, w) = place(e, PAGE), e.image.shape[1:]
+    height, width = p.size
     facts: dict[str, Any] = {
-        "image": f"data:image/png;base64,{png_base64(e.image)}",
+        "image": picture_url(Image.fromarray(as_picture(p.picture))),
         "height": height,
         "width": width,
-        "rows": height // e.patch[0],
-        "columns": width // e.patch[1],
+        "crop": p.crop,
+        "cell": p.cell,
+        "rows": h // e.patch[0],
+        "columns": w // e.patch[1],
         "cls": packed["queries"] > e.rows.shares.shape[-1],
         "title": f"{e.method}: {e.about}" if e.about else e.method,
-        "about": " · ".join(filter(None, (e.name, e.source, f"{width} x {height} pixels: {e.part}"))),
+        "about": " · ".join(filter(None, (e.name, e.source, f"input of the model: {e.part}, at {w} x {h} pixels"))),
         "maps": [] if e.method == "attention" else _maps(e),
-        "start": _start(e),
+        "start": _start(e) | {"style": style},
         "colours": TABLE.tolist(),
         **packed,
     }
@@ -99,7 +106,7 @@ def save_page(e: "Explanation", path: Path) -> Path:
 
 
 def pack_rows(rows: Rows) -> dict[str, Any]:
-    """Rows as plain values; the weights themselves compressed, in base64, for `unpackRows` of maps.js."""
+    """Rows as plain values, with the weights compressed in base64, for `unpackRows` of maps.js."""
     layers, _, queries, _ = rows.shares.shape
     return {
         "layers": layers,
@@ -112,12 +119,25 @@ def pack_rows(rows: Rows) -> dict[str, Any]:
 
 
 def png_base64(image: Tensor) -> str:
-    """A picture, uint8 (C, H, W), as a PNG in base64."""
-    return _base64(_png(image))
+    """A picture, uint8 (C, H, W), as PNG in base64."""
+    return _base64(_encoded(Image.fromarray(as_picture(image)), "PNG"))
+
+
+def picture_url(image: Image.Image) -> str:
+    """A picture as a data URL: PNG if it is small, otherwise JPEG."""
+    if max(image.size) <= PHOTOGRAPH:
+        return f"data:image/png;base64,{_base64(_encoded(image, 'PNG'))}"
+    return f"data:image/jpeg;base64,{_base64(_encoded(image, 'JPEG', quality=88, subsampling=0))}"
+
+
+def _encoded(image: Image.Image, kind: str, **options: int) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
 
 
 def _start(e: "Explanation") -> dict[str, Any]:
-    """What the page shows first: block, head and patch that were asked for."""
+    """What the page shows first: the requested block, head and patch."""
     query = None
     if e.asked is not None:
         query = e.asked[1] // e.patch[0] * e.grid[1] + e.asked[0] // e.patch[1]
@@ -125,24 +145,18 @@ def _start(e: "Explanation") -> dict[str, Any]:
 
 
 def _maps(e: "Explanation") -> list[dict[str, Any]]:
-    """Maps besides attention: name, colour of each patch, and what there is to say about it."""
+    """Maps of other methods than attention: name, values and scale; or red, green and blue of each patch."""
     if e.colours:
-        cells = (255 * e.maps.permute(1, 2, 0)).round().int().flatten(0, 1).tolist()
-        return [{"name": e.titles[0], "cells": cells, "values": None, "range": "alike in colour, alike to the model"}]
+        planes = (255 * e.maps).round().int().flatten(1).tolist()
+        note = "patches of similar colour are similar to the model"
+        return [{"name": e.titles[0], "planes": planes, "values": None, "range": note}]
     found = []
     for title, map_ in zip(e.titles, e.maps, strict=True):
         scale = scale_of(map_)
         values = [float(f"{v:.4g}") for v in map_.flatten().tolist()]
-        cells = paint(map_).reshape(-1, 3).tolist()
         ends = {"bottom": scale.bottom, "top": scale.top}
-        found.append({"name": title, "cells": cells, "values": values, "range": scale.text(), **ends})
+        found.append({"name": title, "values": values, "range": scale.text(), **ends})
     return found
-
-
-def _png(image: Tensor) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(image.expand(3, -1, -1).permute(1, 2, 0).numpy())).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def _packed(values: np.ndarray) -> str:

@@ -80,14 +80,16 @@ def choose_engine(
     return _fastest(Eager(model), others, lambda name: make_engine(name, model, preprocess), shape, about, batch_size)
 
 
-def open_engine(path: Path, name: str | None, batch_size: int | None) -> tuple[FileEngine, int | None]:
-    """The same for an exported file."""
-    first = open_exported(path, None if name == "auto" else name)
+def open_engine(
+    path: Path, name: str | None, batch_size: int | None, mapped: bool = True
+) -> tuple[FileEngine, int | None]:
+    """The same for an exported file; `mapped` as in `FileEngine`."""
+    first = open_exported(path, None if name == "auto" else name, mapped)
     if name != "auto" or first.document["preprocess"] is None or "parts" in first.document:  # texts have all lengths
         return first, batch_size
     others = [kind.name for kind in FILE_ENGINES[path.suffix] if kind.name in CANDIDATES and kind.name != first.name]
     about = [first.document, path.stat().st_size]
-    return _fastest(first, others, lambda name: open_exported(path, name), first.shape, about, batch_size)
+    return _fastest(first, others, lambda name: open_exported(path, name, mapped), first.shape, about, batch_size)
 
 
 def make_engine(name: str, model: nn.Module, preprocess: Preprocess) -> Engine:
@@ -112,7 +114,7 @@ def _by_file(name: str, model: nn.Module, preprocess: Preprocess) -> Engine:
     folder = cache_folder("exports")
     path = folder / f"{key_of([_identity(model, preprocess), versions])}{SUFFIXES[format]}"
     try:
-        engine = open_exported(path, name)
+        engine = open_exported(path, name, mapped=False)
         for file in (path, path.with_suffix(".bin")):
             if file.exists():
                 os.utime(file)
@@ -120,7 +122,7 @@ def _by_file(name: str, model: nn.Module, preprocess: Preprocess) -> Engine:
         print(f"vitral: exporting the model for {name}, once ...", file=sys.stderr)
         write_export(model, preprocess, {"labels": [], "preprocess": preprocess.to_dict()}, path, format)
         keep_newest([file for file in folder.iterdir() if file.is_file()], CACHE_BYTES, path)
-        engine = open_exported(path, name)
+        engine = open_exported(path, name, mapped=False)
     return engine
 
 
@@ -208,7 +210,7 @@ def read_choices() -> dict[str, Any]:
     """What is remembered; nothing where the file is not there or broken."""
     try:
         choices = json.loads(choices_file().read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return choices if isinstance(choices, dict) else {}
 

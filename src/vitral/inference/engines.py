@@ -109,7 +109,8 @@ class FileEngine(Engine):
     document: Document
 
     @abstractmethod
-    def __init__(self, path: Path) -> None: ...
+    def __init__(self, path: Path, mapped: bool = True) -> None:
+        """Open a file; unless `mapped`, nothing of it stays mapped into memory, and it may be overwritten later."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -159,7 +160,7 @@ class OnnxRuntime(FileEngine):
 
     name = "onnxruntime"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, mapped: bool = True) -> None:
         (onnxruntime,) = require("onnxruntime", "onnxruntime")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
@@ -169,7 +170,9 @@ class OnnxRuntime(FileEngine):
             return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
         with _reading(path):
-            whole = open_session(path)
+            if not mapped:
+                _add_external_data(options, path)
+            whole = open_session(path if mapped else path.read_bytes())
         self.document = read_document(path, whole.get_modelmeta().custom_metadata_map.get("vitral"))
         self._sessions: dict[str, Any]
         if len(self.parts) == 1:
@@ -186,6 +189,19 @@ class OnnxRuntime(FileEngine):
         return [torch.from_numpy(y) for y in self._sessions[part].run(outputs, feeds)]
 
 
+def _add_external_data(options: Any, path: Path) -> None:
+    """Hand over the second file of a large model, which onnxruntime would map."""
+    file = external_data_of(path)
+    if file.is_file():
+        data = file.read_bytes()
+        options.add_external_initializers_from_files_in_memory([file.name], [data], [len(data)])
+
+
+def external_data_of(path: Path) -> Path:
+    """The file in which an ONNX file that is too large for one stores its weights."""
+    return path.with_name(f"{path.name}.data")
+
+
 def _onnx_parts(path: Path, parts: Parts) -> dict[str, bytes]:
     """Each part of an ONNX file as a file of its own."""
     onnx, tools = require("onnxruntime for a model that writes", "onnx", "onnx.utils")
@@ -198,11 +214,16 @@ class OpenVINO(FileEngine):
 
     name = "openvino"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, mapped: bool = True) -> None:
         openvino = import_openvino()
         core = openvino.Core()
+        core.set_property({"ENABLE_MMAP": mapped})
+        weights = path.with_suffix(".bin")
         with _reading(path):
-            model = core.read_model(path)
+            if mapped or path.suffix == ".onnx" or not weights.is_file():
+                model = core.read_model(path)
+            else:  # OpenVINO itself does not notice a file that gets shorter while it is read
+                model = core.read_model(path.read_bytes(), weights.read_bytes())
         place = ["framework", "vitral"] if path.suffix == ".onnx" else ["vitral"]
         text = model.get_rt_info(place).value if model.has_rt_info(place) else None
         self.document = read_document(path, text)
@@ -243,18 +264,18 @@ def is_exported(source: object) -> bool:
     return isinstance(source, str | Path) and Path(source).suffix in FILE_ENGINES and not Path(source).is_dir()
 
 
-def open_exported(path: Path, engine: str | None = None) -> FileEngine:
-    """An exported file, in the engine that is asked for, or in the one that is made for it."""
+def open_exported(path: Path, engine: str | None = None, mapped: bool = True) -> FileEngine:
+    """An exported file in the engine of that name, or in the usual one; `mapped` as in `FileEngine`."""
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist; give an exported file, a run directory or a file of weights.")
     refuse_program(path)
     usual, *_ = kinds = FILE_ENGINES[path.suffix]
     if engine is None:
-        return usual(path)
+        return usual(path, mapped)
     check_engine(str(engine))
     for kind in kinds:
         if kind.name == engine:
-            return kind(path)
+            return kind(path, mapped)
     raise ConfigError(
         f"{path} cannot be run by the {engine} engine; it takes {' or '.join(kind.name for kind in kinds)}."
     )
@@ -270,7 +291,7 @@ def read_document(path: Path, text: str | None) -> Document:
     try:
         document = json.loads(text)
         right = _is_whole(document)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         right, document = False, {}
     if not right:
         raise CheckpointError(f"{path}: what it says about its inputs is broken; export it again.")

@@ -1,4 +1,4 @@
-"""How a trained model does on labelled data, and what its frozen features are worth there."""
+"""Metrics of a trained model on labelled data, and of probes on frozen features."""
 
 from dataclasses import replace
 from itertools import product
@@ -13,25 +13,50 @@ from vitral.inference.features import PIXELS, extract, open_extractor, progress
 from vitral.inference.predictor import Predictor
 from vitral.inference.probe import FEW, Labelled, few_shot, knn_probe, linear_probe
 from vitral.models.backbone import Backbone
+from vitral.tasks.base import Found, Task
+from vitral.training.seen import Seen, read_seen
 from vitral.training.session import find
 
 
-def evaluate_run(predictor: Predictor, data: Data, split: str | None = None) -> dict[str, Any]:
-    """Metrics of a model on a split of the data: the test part, or else validation, or else everything."""
+def evaluate_run(predictor: Predictor, data: Data, split: str | None = None, strict: bool = False) -> dict[str, Any]:
+    """Evaluate a model on a split of the data, with separate metrics for the inputs that it was trained on."""
     predictor.require_classes()
+    if strict:
+        data.refuse_problems(strict)
+    seen = read_seen(predictor.source)
+    notes = list(data.notes)
+    if seen is not None and (own := seen.split_like_run(data)) is not data:
+        data = own
+        notes.append(f"{data.name} is the data set of this run: the split of the run is used")
     split = split or next((part for part in ("test", "val") if part in data.splits), "train")
     if split not in data.splits:
         raise DataError(f"{data.name} has no split {split!r}; it has {', '.join(data.splits)}.")
     asked = replace(data, splits={split: data.splits[split]})
     data = predictor.task.usable(predictor.inputs.usable(asked))
-    left_out = max(len(asked.splits[split]) - len(data.splits.get(split, [])), 0)  # running text is cut into more
+    dropped = max(len(asked.splits[split]) - len(data.splits.get(split, [])), 0)  # running text is cut into more
     if split not in data.splits:
-        raise DataError(f"all {left_out:,} {data.what} of the {split} part are too long for this model.")
-    model, task, inputs = predictor.network, predictor.task, predictor.inputs
-    found = find(model, task, data, data.splits[split], inputs, predictor.batch_size, predictor.workers)
-    metrics = predictor.task.metrics(found)
-    summary = predictor.task.summary(metrics) + f"; {left_out:,} too long and left out" * bool(left_out)
-    return {"data": data.name, "split": split, "summary": summary, "left_out": left_out, **metrics}
+        raise DataError(f"all {dropped:,} {data.what} of the {split} split are too long for this model.")
+    model, task, inputs, indices = predictor.network, predictor.task, predictor.inputs, data.splits[split]
+    outputs = find(model, task, data, indices, inputs, predictor.batch_size, predictor.workers)
+    unreadable = len(indices) - len(outputs["indices"])
+    if strict and unreadable:
+        raise DataError(f"{unreadable:,} of {len(indices):,} {data.what} cannot be read; vitral check lists them.")
+    metrics = task.metrics(outputs)
+    summary = task.summary(metrics) + f"; {dropped:,} too long and dropped" * bool(dropped)
+    overlap = {} if seen is None else {"training_overlap": _overlap(seen, task, data, outputs)}
+    about = {"data": data.name, "split": split, "summary": summary, "left_out": dropped, "notes": notes}
+    return {**about, **metrics, **overlap}
+
+
+def _overlap(seen: Seen, task: Task, data: Data, outputs: Found) -> dict[str, Any]:
+    """How many evaluated inputs are in the training split, and the metrics of those and of the others."""
+    trained = seen.contains(data, outputs["indices"])
+    groups = {}
+    for name, chosen in (("overlapping", trained), ("other", ~trained)):
+        if trained.any() and chosen.any():
+            metrics = task.metrics({key: tensor[chosen] for key, tensor in outputs.items()})
+            groups[name] = {"summary": task.summary(metrics), **metrics}
+    return {"images": int(trained.sum()), "of": len(trained), **groups}
 
 
 # ---- frozen features ----
@@ -40,14 +65,14 @@ def evaluate_run(predictor: Predictor, data: Data, split: str | None = None) -> 
 def probe_source(
     source: str | Path | Backbone, data: Data, kind: ProbeKind, probing: Probing, split: str | None, seed: int
 ) -> dict[str, Any]:
-    """How well the classes can be told from a source's features: fitted on the training part, judged on another."""
+    """Fit a probe on a source's features of the training split, and evaluate it on another split."""
     parts, judged = _parts(data, kind, split)
     found = extract(data, open_extractor(source, data, probing.features, probing.img_size, seed), probing.cache)
     labelled: dict[str, Labelled] = {}
     for part, indices in parts.splits.items():
         x, read = found.of(indices)
         if not len(read):
-            raise DataError(f"none of the {len(indices):,} images of the {part} part can be read.")
+            raise DataError(f"none of the {len(indices):,} images of the {part} split can be read.")
         labelled[part] = x, data.targets[read]
     metrics = _fit(kind, labelled, probing, seed)
     settings = metrics.pop("settings")
@@ -71,16 +96,16 @@ def probe_source(
 
 
 def _parts(data: Data, kind: ProbeKind, split: str | None) -> tuple[Data, str]:
-    """The data with "train", "test" and for a linear layer "val", and the part that serves as "test".
+    """The data with "train", "test" and for a linear probe "val", and the name of the split used as "test".
 
-    Parts that are missing are cut from training; the rate and decay are never chosen on what judges.
+    Missing splits are taken from training; the rate and decay are never chosen on the evaluated split.
     """
     if kind not in get_args(ProbeKind):
         raise InputError(f"a probe is one of {', '.join(get_args(ProbeKind))}, got {kind!r}.")
     if data.what != "images" or data.kind != "label":
-        raise DataError(f"a probe needs images with one class each, which {data.name} has not ({data.describe()}).")
+        raise DataError(f"a probe needs images with one class each, got {data.describe()}.")
     if split == "train":
-        raise InputError("a probe is fitted on the train part; judge it on another, such as --split test.")
+        raise InputError("a probe is fitted on the train split; evaluate it on another, such as --split test.")
     fraction = TrainConfig().val_fraction
     if set(data.splits) == {"train"}:
         data = data.with_splits(0, fraction, seed=0)
@@ -94,7 +119,9 @@ def _parts(data: Data, kind: ProbeKind, split: str | None) -> tuple[Data, str]:
         return replace(data, splits=splits), judged
     data = replace(data, splits=splits).with_splits(fraction, 0, seed=0)
     if "val" not in data.splits:
-        raise DataError(f"{data.name} has too few images for a part to choose the rate on; give a val part.")
+        raise DataError(
+            f"{data.name} has too few images for a validation split to choose the rate on; give a val split."
+        )
     return data, judged
 
 
@@ -107,7 +134,7 @@ def _fit(kind: ProbeKind, parts: dict[str, Labelled], probing: Probing, seed: in
 
 
 def _few_shot_rows(kind: ProbeKind, parts: dict[str, Labelled], probing: Probing, seed: int) -> list[dict[str, Any]]:
-    """Accuracy with a share of the labels of all parts but the one that judges, drawn several times."""
+    """Accuracy with a share of the labels of all splits but the evaluated one, drawn several times."""
 
     def share(part: str, fraction: float, draw: int) -> Labelled:
         x, labels = parts[part]

@@ -43,6 +43,7 @@ from vitral.models.merge import merged
 from vitral.models.segmenter import Segmenter
 from vitral.models.seq2seq import Seq2Seq, TextDecoder, TextEncoder
 from vitral.models.vit import VisionTransformer
+from vitral.schema import conform
 from vitral.tasks.base import Answer, Frame, Task, map_tensors
 from vitral.tasks.classify import Classify
 from vitral.tasks.detect import Detect
@@ -51,7 +52,7 @@ from vitral.tasks.segment import Segment, slide
 from vitral.tasks.write import Writes
 from vitral.training.precision import resolve_device
 from vitral.weights.load import load_model
-from vitral.weights.rundir import PRETRAIN, AnyModel, is_run, read_run_config
+from vitral.weights.rundir import PRETRAIN, AnyModel, Described, is_run, read_run_config
 
 
 @dataclass(frozen=True)
@@ -71,31 +72,35 @@ class Predictor:
     where it has them and the model was loaded here, or for an exported file what it was made for; `auto` measures once
     which is the fastest here, in how many threads, and if no `batch_size` is given in batches of which size. `workers`
     threads read images while it computes. `merge` makes a ViT quicker by token merging (`vitral.models.merge`).
+    With `mapped`, weights may stay in their file, mapped into memory; `mapped=False` copies them, so that the file may
+    be overwritten or truncated in place while the predictor is in use.
     """
 
     def __init__(
         self, source: str | os.PathLike[str] | AnyModel, *, batch_size: int | None = Running.batch_size,
         device: str = Running.device, slide: bool = False, writing: Writing | None = None,
         engine: EngineChoice | None = Running.engine, workers: int = Running.workers, merge: float = Running.merge,
+        mapped: bool = True,
     ) -> None:  # fmt: skip
         device = str(resolve_device(device))
         source = source if isinstance(source, nn.Module) else os.fspath(source)
         self.source = "" if isinstance(source, nn.Module) else source
         self.network: Any  # what a batch goes through: the model, or an engine in its place
         if not isinstance(source, nn.Module) and is_exported(source):
-            opened, batch_size = open_engine(Path(source), engine, batch_size)
+            opened, batch_size = open_engine(Path(source), engine, batch_size, mapped)
             self.network = opened
             self._model = None
             self.task, self.inputs = task_of_export(opened.document, Path(source))
             if isinstance(self.task, Writes):
                 self.network = WritingFile(opened)
         else:
-            self.network = self._model = source.eval() if isinstance(source, nn.Module) else load_model(source)
+            loaded = source.eval() if isinstance(source, nn.Module) else load_model(source, mapped=mapped)
+            self.network = self._model = loaded
             if not isinstance(source, nn.Module) and is_run(Path(source)):
-                document = read_run_config(Path(source)).document
-                learned = document.get("task") == PRETRAIN  # without labels: there is no task yet
-                self.task = _task_of(self.model) if learned else load_task(document)
-                self.inputs = load_inputs(document)
+                run = read_run_config(Path(source))
+                # A run of pretraining has no task yet.
+                self.task = _task_of(self.model) if run.task == PRETRAIN else load_task(run)
+                self.inputs = load_inputs(run)
             else:
                 self.task, self.inputs = _task_of(self.model), ImageInputs(_preprocess_of(self.model))
         if slide and not isinstance(self.task, Segment):
@@ -353,13 +358,15 @@ def _task_of(model: AnyModel) -> Task:
 
 
 def task_of_export(document: Document, path: Path) -> tuple[Task, Inputs]:
-    """The task of an exported file, and what it is fed, from what it says about itself."""
+    """The task of an exported file, and what it is fed, from what it records about itself."""
     try:
-        task = Classify([]) if document["task"] == EMBED else load_task(document)
+        # The document has passed `read_document`: it is an object, and so is `model`, if there is one.
+        about: Described = conform({**document, "source": str(path), "model": None, "architecture": ""}, Described, "")
+        task = Classify([]) if about.task == EMBED else load_task(about)
         if isinstance(task, Writes) != ("parts" in document):
-            raise ValueError(f"{task.name} in {'parts' if 'parts' in document else 'one piece'}")
-        return task, load_inputs(document)
-    except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"{task.name} in {'parts' if 'parts' in document else 'one piece'}")
+        return task, load_inputs(about)
+    except VitralError as error:
         raise CheckpointError(f"{path}: what it says about its task is broken ({error}); export it again.") from error
 
 

@@ -1,20 +1,18 @@
 """report.html of a run: one file that needs nothing else, for a laptop or a phone, by day or by night."""
 
 import html
-import json
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
-
 from vitral.data.sources.base import Data
 from vitral.reporting.charts import line_chart
-from vitral.reporting.sections import Evaluated, Section, sections
+from vitral.reporting.sections import Section, evaluated, sections
 from vitral.tasks.base import Task
 from vitral.tasks.open import load_inputs, load_task
 from vitral.training.card import kind_of
+from vitral.training.log import read_metrics
 from vitral.weights.atomic import write_atomically
-from vitral.weights.rundir import REPORT, read_run_config
+from vitral.weights.rundir import REPORT, Provenance, RunConfig, read_run_config
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2330; --soft: #5d6675; --line: #d9dee6; --page: #fafbfc; --card: #fff;
@@ -41,6 +39,8 @@ svg { width: 100%; height: auto; display: block } svg text { fill: var(--soft); 
 .shots { display: flex; flex-wrap: wrap; gap: .8rem } figure { margin: 0; width: 112px; font-size: .8rem }
 figure.line { width: 232px } figure.line img { width: 232px; height: auto } .figure { max-width: 100% }
 figure.pair { width: 328px } figure.pair img { width: 160px; height: 160px }
+figure.photo { width: 224px } figure.photo img { width: 224px; height: 224px; image-rendering: auto;
+  object-position: bottom; background: none }
 figure img { width: 112px; height: 112px; object-fit: contain; image-rendering: pixelated; border-radius: 6px;
   background: #8884 } figcaption b { color: var(--bad) }
 code { font-size: .88rem; overflow-wrap: anywhere }
@@ -48,22 +48,25 @@ code { font-size: .88rem; overflow-wrap: anywhere }
 
 
 def write_report(run: Path, data: Data) -> Path:
-    """Write report.html from what lies in the run directory, with pictures from the data and what is seen in them."""
-    document = read_run_config(run).document
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    evaluation = load_file(run / "evaluation.safetensors")
-    part = "test" if "test" in document["metrics"] else "val"
+    """Write report.html from the files of a run directory, with pictures from the data and explanations of them."""
+    config = read_run_config(run)
+    task = load_task(config)
+    metrics = config.measured(task.measures)
+    part = "test" if "test" in metrics else "val"
+    shown = sections(evaluated(run, data, part)) if part in metrics else []
     path = run / REPORT
-    shown = sections(Evaluated(run, document, evaluation, data, part)) if part in document["metrics"] else []
-    write_atomically(path, _report(document, lines, shown).encode())
+    write_atomically(path, _report(config, task, metrics, read_metrics(run), shown).encode(errors="replace"))
     return path
 
 
-def _report(document: dict[str, Any], lines: list[dict[str, Any]], shown: list[Section]) -> str:
-    title = f"{document['model_name']} on {document['data']['name']}"
-    parts = [_summary(document), _curves(lines, load_task(document)), *(section(*each) for each in shown)]
-    parts.append(section("How it was made", making(document), wide=True))
-    return page(title, f"A {kind_of(document)} trained with vitral {document['versions']['vitral']}", parts)
+def _report(
+    run: RunConfig, task: Task, metrics: dict[str, Any], lines: list[dict[str, Any]], shown: list[Section]
+) -> str:
+    made = run.history
+    parts = [_summary(run, task, metrics), _curves(lines, task), *(section(*each) for each in shown)]
+    parts.append(section("How it was made", making(made), wide=True))
+    kind = kind_of(run.preprocess is not None, run.architecture)
+    return page(f"{made.model_name} on {made.data.name}", f"A {kind} trained with vitral {made.vitral}", parts)
 
 
 def page(title: str, about: str, parts: list[str]) -> str:
@@ -83,19 +86,19 @@ def section(title: str, body: str, wide: bool = False) -> str:
     return f"<section{' class=wide' if wide else ''}{keys}><h2>{html.escape(title)}</h2>{body}</section>"
 
 
-def _summary(document: dict[str, Any]) -> str:
-    task, what = load_task(document), document["data"].get("what", "images")
-    facts = []
-    for part, m in document["metrics"].items():
+def _summary(run: RunConfig, task: Task, metrics: dict[str, Any]) -> str:
+    made, facts = run.history, []
+    for part, m in metrics.items():
         share = task.headline in ("accuracy", "exact")
         value = f"{100 * m[task.headline]:.2f} %" if share else f"{m[task.headline]:.4g}"
+        judged = f"{part} {task.headline_words}, {m['images']:,} {made.data.what}"
         facts.append(
-            f'<div><div class="big">{value}</div><div>{part} {task.headline_words}, {m["images"]:,} {what}</div>'
+            f'<div><div class="big">{value}</div><div>{html.escape(judged)}</div>'
             f'<div class="soft">{html.escape(task.summary(m))}</div></div>'
         )
     facts.append(
-        f'<div><div class="big">{document["parameters"]:,}</div><div>parameters</div>'
-        f'<div class="soft">{html.escape(document["model_name"])}, {load_inputs(document).size}</div></div>'
+        f'<div><div class="big">{made.parameters:,}</div><div>parameters</div>'
+        f'<div class="soft">{html.escape(made.model_name)}, {load_inputs(run).size}</div></div>'
     )
     return f'<section class="wide"><div class="facts">{"".join(facts)}</div></section>'
 
@@ -116,14 +119,14 @@ def _curves(lines: list[dict[str, Any]], task: Task) -> str:
     return charts
 
 
-def making(document: dict[str, Any]) -> str:
-    """What a model was made from, and by which command."""
-    data = document["data"]
-    parts = ", ".join(f"{count:,} {part}" for part, count in data["splits"].items())
-    notes = "".join(f"<p>{html.escape(note)}.</p>" for note in data["notes"])
-    command = html.escape(document["command"] or "a call from Python")
-    versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
+def making(made: Provenance) -> str:
+    """The data that a model was trained on, and the command that trained it."""
+    data = made.data
+    splits = html.escape(", ".join(f"{count:,} {split}" for split, count in data.splits.items()))
+    notes = "".join(f"<p>{html.escape(note)}.</p>" for note in data.notes)
+    command = html.escape(made.command or "a call from Python")
+    versions = ", ".join(f"{name} {version}" for name, version in made.versions.items())
     return (
-        f"<p>Data: {html.escape(data['name'])} ({parts}), licence: {html.escape(data['licence'])}.</p>{notes}"
-        f"<p><code>{command}</code></p><p class=soft>seed {document['seed']}; {html.escape(versions)}</p>"
+        f"<p>Data: {html.escape(data.name)} ({splits}), licence: {html.escape(data.licence)}.</p>{notes}"
+        f"<p><code>{command}</code></p><p class=soft>seed {made.seed}; {html.escape(versions)}</p>"
     )

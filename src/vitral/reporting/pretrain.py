@@ -2,7 +2,7 @@
 
 import copy
 import html
-import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,13 @@ from torch import Tensor
 
 from vitral.data.transforms import normalize
 from vitral.explanation.explain import explain
-from vitral.explanation.figures import as_picture, blended
+from vitral.explanation.placement import DEFAULT_STYLE, as_picture, place
 from vitral.inference.predictor import Predictor
 from vitral.reporting.charts import line_chart
 from vitral.reporting.html import making, page, section
 from vitral.reporting.sections import figure_tag
 from vitral.tasks.method import Method
+from vitral.training.log import read_metrics
 from vitral.weights.atomic import write_atomically
 from vitral.weights.rundir import REPORT, read_run_config
 
@@ -27,6 +28,7 @@ PICTURES = 8
 HEADS = 6
 """Heads that are drawn apart, at most."""
 LAST = "last.png"
+_PICTURE = re.compile(r"last\.png|epoch-[0-9]{4,9}\.png")
 GAP = 4
 CHARTS = {
     "loss": "loss",
@@ -54,10 +56,12 @@ def draw_progress(method: Method, images: Sequence[Tensor], folder: Path, epoch:
 
 
 def _attention_row(predictor: Predictor, image: Tensor) -> list[Image.Image]:
-    """An image, the mean of the last block's heads on it, and some heads apart."""
+    """An image, the mean of the last block's heads on it, and some heads one by one."""
     shown = explain(predictor, image)
     maps = [shown.maps[0], *shown.maps[2 : 2 + HEADS]]  # the second is their maximum
-    return [_large(Image.fromarray(as_picture(shown.image))), *(_large(blended(shown.image, m)) for m in maps)]
+    placed = place(shown, least=(112, 112))
+    pictures = [as_picture(placed.picture), *(placed.blend(map_, DEFAULT_STYLE) for map_ in maps)]
+    return [Image.fromarray(picture) for picture in pictures]
 
 
 def _large(picture: Image.Image, least: int = 112) -> Image.Image:
@@ -81,27 +85,25 @@ def _save(rows: list[list[Image.Image]], path: Path, columns: int = 1) -> None:
 
 
 def write_pretraining_report(run: Path) -> Path:
-    """Write report.html from what lies in the run directory."""
-    document = read_run_config(run).document
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    title = f"{document['model_name']} on {document['data']['name']}, without labels"
-    parts = [_summary(document), *_charts(lines), *_pictures(run, document["method"])]
+    """Write report.html from the files of a run directory."""
+    config = read_run_config(run)
+    made, signals = config.history, config.measured(dict[str, float]).get("val", {})
+    title = f"{made.model_name} on {made.data.name}, without labels"
+    parts = [_summary(signals, made.trouble), *_charts(read_metrics(run)), *_pictures(run, made.method)]
     parts.append(section("How to go on", _next(run), wide=True))
-    parts.append(section("How it was made", making(document), wide=True))
-    about = f"A Vision Transformer that learned to {document['what']}, with vitral {document['versions']['vitral']}"
+    parts.append(section("How it was made", making(made), wide=True))
+    about = f"A Vision Transformer that learned to {made.what}, with vitral {made.vitral}"
     path = run / REPORT
-    write_atomically(path, page(title, about, parts).encode())
+    write_atomically(path, page(title, about, parts).encode(errors="replace"))
     return path
 
 
-def _summary(document: dict[str, Any]) -> str:
-    signals = document["metrics"]["val"]
+def _summary(signals: dict[str, float], trouble: str) -> str:
     facts = [
         f'<div><div class="big">{_value(name, signals[name])}</div><div>{html.escape(words)}</div></div>'
         for name, words in CHARTS.items()
         if name in signals and name in ("knn", "feature_rank", "feature_std", "loss")
     ]
-    trouble = document["trouble"]
     health = f"<p><b>{html.escape(trouble)}</b></p>" if trouble else "<p>No sign of collapse at the end of the run.</p>"
     return f'<section class="wide"><div class="facts">{"".join(facts)}</div>{health}</section>'
 
@@ -130,8 +132,8 @@ def _pictures(run: Path, method: str) -> list[str]:
         "mae": "What it fills in: image, what it saw, what it made of that",
     }
     shown = []
-    for kind in ("attention", method):
-        files = sorted((run / "pictures" / kind).glob("*.png"))
+    for kind in (kind for kind in kinds if kind in ("attention", method)):
+        files = sorted(file for file in (run / "pictures" / kind).glob("*.png") if _PICTURE.fullmatch(file.name))
         for file in dict.fromkeys([*files[:1], *files[-1:]]):
             when = "at the end" if file.name == LAST else f"after epoch {int(file.stem.removeprefix('epoch-'))}"
             shown.append(section(f"{kinds[kind]} ({when})", figure_tag(file.read_bytes(), kinds[kind]), wide=True))

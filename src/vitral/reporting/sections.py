@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -16,62 +16,95 @@ from torch import Tensor
 from vitral.config import Writing
 from vitral.data.images import AtLeast
 from vitral.data.sources.base import Data
-from vitral.data.targets import View
-from vitral.data.tokenizer import tokenizer_from_dict
-from vitral.data.transforms import decode_size, normalize
+from vitral.data.targets import Boxes, View
+from vitral.data.transforms import normalize
+from vitral.errors import CheckpointError
 from vitral.explanation.explain import explain
 from vitral.explanation.faithfulness import curves
-from vitral.explanation.figures import blended
+from vitral.explanation.figures import draw
+from vitral.explanation.page import picture_url
+from vitral.explanation.placement import DEFAULT_STYLE, place
 from vitral.explanation.relevance import attribution, grad_cam, input_gradients
 from vitral.explanation.writing import align
 from vitral.inference.predictor import Predictor
 from vitral.models.cost import model_cost
 from vitral.models.vit import VisionTransformer
 from vitral.reporting.charts import confusion_matrix, histogram, line_chart, reliability_chart, scatter_chart
-from vitral.tasks.base import Answer
+from vitral.tasks.base import Answer, Task
+from vitral.tasks.classify import Classify
 from vitral.tasks.drawing import boxed, overlaid
 from vitral.tasks.open import load_task
 from vitral.tasks.regress import Regress
 from vitral.tasks.tag import Tag, join_tags
 from vitral.tasks.text_metrics import edit_distance
+from vitral.tasks.write import Write
+from vitral.weights.files import read_tensors
+from vitral.weights.rundir import read_run_config
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+EVALUATION = "evaluation.safetensors"
+SHOT, SMALL_SHOT = 448, 112
+"""Longest side of a map in the report, shown at half of that on a usual screen; smaller images are enlarged to 112."""
+FIGURE_PIXELS = 1e6
+"""Pixels of all panels of a figure in the report."""
 Section = tuple[str, str, bool]
 """Title, body, and whether it takes the whole width."""
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What there is to show: the run, what it kept of its evaluation, the data, and which part of them."""
+    """What a report shows: the run, its task, the outputs that it kept of its evaluation, the data, and the split."""
 
     run: Path
-    document: dict[str, Any]
+    task: Task
+    metrics: dict[str, Any]
+    """Metrics of the split."""
     evaluation: dict[str, Tensor]
     data: Data
     part: str
 
     @property
-    def metrics(self) -> dict[str, Any]:
-        """Metrics of the part."""
-        return self.document["metrics"][self.part]
+    def labels(self) -> list[str]:
+        """Names of classes, or of numbers."""
+        return self.task.labels
 
     def kept(self, name: str) -> Tensor:
-        """What the task kept of the part's images."""
-        return self.evaluation[f"{self.part}.{name}"]
+        """What the task kept of the split's samples."""
+        tensor, indices = (self.evaluation.get(f"{self.part}.{each}") for each in (name, "indices"))
+        if tensor is None or indices is None or not tensor.ndim or len(tensor) != len(indices):
+            raise CheckpointError(
+                f"{self.run / EVALUATION} holds no {self.part}.{name} for each sample; resume the finished run to "
+                f"evaluate it again."
+            )
+        return tensor
+
+
+def evaluated(run: Path, data: Data, part: str) -> Evaluated:
+    """Read what a run kept of its evaluation on a split, and check that it is of these data."""
+    config = read_run_config(run)
+    task, kept = load_task(config), read_tensors(run / EVALUATION)
+    made = Evaluated(run, task, config.measured(task.measures)[part], kept, data, part)
+    indices = made.kept("indices")
+    if indices.dtype != torch.int64 or not bool(((indices >= 0) & (indices < len(data.inputs))).all()):
+        raise CheckpointError(f"{run / EVALUATION} is not of {data.name}: its indices are out of range.")
+    return made
 
 
 def sections(s: Evaluated) -> list[Section]:
     """The sections of the run's task."""
-    return SECTIONS[s.document["task"]](s)
+    return SECTIONS[s.task.name](s)
 
 
 def _classify(s: Evaluated) -> list[Section]:
+    confusion = s.metrics["confusion"]
+    if any(len(row) != len(s.labels) for row in (confusion, *confusion)):
+        raise CheckpointError(f"{s.run}: metrics.{s.part}.confusion must be a row and a column for each label.")
     shown = [
         ("Calibration", _calibration(s), False),
         ("By class", _table(s.metrics["by_class"], "class"), False),
-        ("Confusion", confusion_matrix(s.metrics["confusion"], s.document["labels"]), True),
+        ("Confusion", confusion_matrix(confusion, s.labels), True),
     ]
     if s.data.what == "texts":
         return [*shown, ("Most confident mistakes", _text_mistakes(s), True)]
@@ -89,7 +122,8 @@ def _multilabel(s: Evaluated) -> list[Section]:
 
 
 def _regress(s: Evaluated) -> list[Section]:
-    task = Regress.from_run(s.document)
+    task = s.task
+    assert isinstance(task, Regress)
     values, targets = task.split(s.kept("outputs").double())[0], s.kept("targets").double()
     shown: list[Section] = [("By target", _table(s.metrics["by_target"], "target"), True)]
     for i, name in enumerate(task.labels):
@@ -173,11 +207,11 @@ Truth = Callable[[Evaluated, int, Image.Image], "Image.Image | str"]
 
 def _target(s: Evaluated, index: int) -> list[float]:
     """The image's target, as the task numbers it."""
-    return load_task(s.document).targets(s.data).take(index, View.whole(), (1, 1)).tolist()
+    return s.task.targets(s.data).take(index, View.whole(), (1, 1)).tolist()
 
 
 def _labels_truth(s: Evaluated, index: int, image: Image.Image) -> str:
-    labels = s.document["labels"]
+    labels = s.labels
     return ", ".join(name for name, y in zip(labels, _target(s, index), strict=True) if y > 0.5) or "no label"
 
 
@@ -187,18 +221,18 @@ def _numbers_truth(s: Evaluated, index: int, image: Image.Image) -> str:
 
 def mask_truth(s: Evaluated, index: int, image: Image.Image) -> Image.Image:
     """The image under its true mask."""
-    assert s.data.masks is not None
-    mask = s.data.masks.take(index, View.whole(), (image.height, image.width))
-    return overlaid(image, mask.numpy(), s.document["labels"])
+    mask = s.task.targets(s.data).take(index, View.whole(), (image.height, image.width))
+    return overlaid(image, mask.numpy(), s.labels)
 
 
 def box_truth(s: Evaluated, index: int, image: Image.Image) -> Image.Image:
     """The image with its true boxes."""
-    assert s.data.boxes is not None
-    rows = s.data.boxes.rows[index]
+    boxes = s.task.targets(s.data)
+    assert isinstance(boxes, Boxes)
+    rows = boxes.rows[index]
     corners = rows[:, 1:] * rows.new_tensor([image.width, image.height] * 2)
-    numbers = [s.document["labels"].index(s.data.classes[int(k)]) for k in rows[:, 0].tolist()]
-    return boxed(image, corners.tolist(), [s.document["labels"][k] for k in numbers], numbers)
+    numbers = [int(k) for k in rows[:, 0].tolist()]
+    return boxed(image, corners.tolist(), [s.labels[k] for k in numbers], numbers)
 
 
 def _pictures(s: Evaluated, truth: Truth, rows: list[int] | None = None, count: int = 12) -> str:
@@ -244,8 +278,9 @@ def _text_truth(s: Evaluated, index: int, image: Image.Image) -> str:
 
 def _written(s: Evaluated) -> list[tuple[int, str, str, str]]:
     """Row, what was read, written, and should have been written, for all that the task kept; the worst first."""
-    tokenizer = tokenizer_from_dict(s.document["tokenizers"]["target"])
+    assert isinstance(s.task, Write)
     assert s.data.texts is not None
+    tokenizer = s.task.tokenizer
     rows = []
     for row, (index, tokens) in enumerate(zip(s.kept("indices").tolist(), s.kept("said").tolist(), strict=True)):
         rows.append((row, s.data.inputs.name(index), tokenizer.decode(tokens), s.data.texts[index]))
@@ -260,7 +295,7 @@ def _middle(s: Evaluated) -> int:
 def _caption_looks(s: Evaluated) -> str:
     predictor = Predictor(s.run)
     made = explain(predictor, s.data.images.read(_middle(s), predictor.mode), "writing")
-    return _figure(made.figure(), made.caption)
+    return _figure(draw(made, pixels=FIGURE_PIXELS), made.caption, "figure")
 
 
 def _translate_looks(s: Evaluated) -> str:
@@ -268,9 +303,9 @@ def _translate_looks(s: Evaluated) -> str:
     return _figure(made.figure(), made.about)
 
 
-def _figure(figure: "Figure", about: str) -> str:
+def _figure(figure: "Figure", about: str, dpi: float | Literal["figure"] = 90) -> str:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=90)
+    figure.savefig(buffer, format="png", dpi=dpi)
     return figure_tag(buffer.getvalue(), about)
 
 
@@ -296,7 +331,7 @@ def _texts(rows: Sequence[Sequence[str]]) -> str:
 
 def _text_mistakes(s: Evaluated, count: int = 16) -> str:
     """Texts under wrong classes."""
-    labels, rows = s.document["labels"], []
+    labels, rows = s.labels, []
     for i, said, confidence in _confident_mistakes(s)[:count]:
         true = labels[int(s.kept("targets")[i])]
         rows.append((s.data.lines[int(s.kept("indices")[i])], f"{labels[said]} {100 * confidence:.0f} %", true))
@@ -307,7 +342,8 @@ def _tag_mistakes(s: Evaluated, count: int = 16) -> str:
     """Texts with their wrong words, those with the most confident mistake first."""
     said, true, sure = s.kept("said"), s.kept("true"), s.kept("sure")
     worst = torch.where(said != true, sure, 0).amax(1)
-    names = Tag.from_run(s.document).names
+    assert isinstance(s.task, Tag)
+    names = s.task.names
     rows = []
     for i in worst.argsort(descending=True)[: min(count, int((worst > 0).sum()))].tolist():
         words = s.data.lines[int(s.kept("indices")[i])].split()
@@ -322,7 +358,8 @@ def _tag_mistakes(s: Evaluated, count: int = 16) -> str:
 
 
 def _calibration(s: Evaluated) -> str:
-    error, temperature = s.metrics["ece"], s.document["temperature"]
+    assert isinstance(s.task, Classify)
+    error, temperature = s.metrics["ece"], s.task.temperature
     fitted = f"a temperature of {temperature:.2f} fitted on validation" if temperature != 1 else "no temperature"
     note = f'<p class="soft">Confidence is off by {100 * error:.1f} points on average, with {fitted}.</p>'
     return reliability_chart(s.metrics["calibration"]) + note
@@ -333,27 +370,30 @@ def _table(rows: dict[str, dict[str, float]], what: str) -> str:
     columns = list(next(iter(rows.values()), {}))
     heads = "".join(f"<th>{html.escape(name.replace('_', ' '))}</th>" for name in [what, *columns])
     body = "".join(
-        f"<tr><td>{html.escape(name)}</td>{''.join(f'<td>{_cell(row[key])}</td>' for key in columns)}</tr>"
+        f"<tr><td>{html.escape(name)}</td>{''.join(f'<td>{_cell(row.get(key))}</td>' for key in columns)}</tr>"
         for name, row in rows.items()
     )
     return f"<table><tr>{heads}</tr>{body}</table>"
 
 
-def _cell(value: float | int) -> str:
+def _cell(value: float | int | None) -> str:
+    if value is None:
+        return ""
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}" if abs(value) >= 10 else f"{value:.3f}"
 
 
 def _confident_mistakes(s: Evaluated) -> list[tuple[int, int, float]]:
     """Row, class and confidence of what was told wrong, the most confident first."""
+    assert isinstance(s.task, Classify)
     logits, targets = s.kept("logits").double(), s.kept("targets")
-    confidence, said = (logits / s.document["temperature"]).softmax(1).max(1)
+    confidence, said = (logits / s.task.temperature).softmax(1).max(1)
     wrong = (said != targets).nonzero()[:, 0]
     wrong = wrong[confidence[wrong].argsort(descending=True)].tolist()
     return [(i, int(said[i]), float(confidence[i])) for i in wrong]
 
 
 def _mistakes(s: Evaluated, count: int = 16) -> str:
-    labels, figures = s.document["labels"], []
+    labels, figures = s.labels, []
     for i, said, confidence in _confident_mistakes(s)[:count]:
         index = int(s.kept("indices")[i])
         picture = _picture(s.data.images.read(index, "rgb", AtLeast(112, 112)))
@@ -378,19 +418,24 @@ def _shown_images(s: Evaluated) -> list[tuple[int, int]]:
 
 
 def _looks(s: Evaluated) -> str:
-    """The first image of each class, with the patches that speak for the answer."""
+    """The first image of each class, with the patches that support the prediction."""
     predictor, figures = Predictor(s.run), []
     method = "relevance" if isinstance(predictor.backbone, VisionTransformer) else "gradcam"
     for index, label in _shown_images(s):
-        pixels = s.data.images.read(index, predictor.mode, decode_size(predictor.preprocess))
-        made = explain(predictor, pixels, method)
+        made = explain(predictor, s.data.images.read(index, predictor.mode), method)
+        placed = place(made, SHOT, (SMALL_SHOT, SMALL_SHOT))
+        picture = placed.outlined(placed.blend(made.maps[0], DEFAULT_STYLE))
+        photo = " class=photo" * (max(picture.size) > 2 * SMALL_SHOT)
         name = html.escape(made.about)
         figures.append(
-            f'<figure><img src="{_datapng_url(blended(made.image, made.maps[0]))}" alt="{name}">'
-            f"<figcaption>{name}<br>is {html.escape(s.document['labels'][label])}</figcaption></figure>"
+            f'<figure{photo}><img src="{picture_url(picture)}" alt="{name}"><figcaption>predicted {name}<br>'
+            f"actual {html.escape(s.labels[label])}</figcaption></figure>"
         )
     how = {"relevance": "gradient times attention", "gradcam": "Grad-CAM on the last map"}[method]
-    note = f"Patches that speak for the answer: {how}, bright for much. vitral explain shows more."
+    note = (
+        f"Patches that support the prediction, the brighter the more: {how}. An outline marks the part of the image "
+        f"that the model was given. <code>vitral explain</code> draws more maps."
+    )
     return f'<div class="shots">{"".join(figures)}</div><p class="soft">{note}</p>'
 
 

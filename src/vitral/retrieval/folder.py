@@ -22,7 +22,7 @@ from vitral.errors import CheckpointError
 from vitral.retrieval.nearest import Approximate, Exact, Nearest, import_faiss
 from vitral.retrieval.store import Item, Manifest, Rows
 from vitral.weights.atomic import remove_orphans, save_tensors, write_atomically
-from vitral.weights.files import read_json
+from vitral.weights.files import COPIED, read_json
 from vitral.weights.lock import LOCK, locked
 
 MANIFEST = "index.json"
@@ -117,7 +117,7 @@ class Folder:
         vectors, items, self._sizes = [torch.zeros(0, width)], [], []
         for name in self._parts:
             try:
-                tensors = load_file(self.path / name)
+                tensors = load_file(self.path / name, backend=COPIED)
                 some = [Item(*each) for each in json.loads(bytes(tensors["items"].numpy()))]
                 if tensors["vectors"].shape != (len(some), width):
                     raise ValueError(f"{tuple(tensors['vectors'].shape)} vectors for {len(some)} items")

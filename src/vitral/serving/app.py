@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, TypeAdapter
 from starlette.exceptions import HTTPException
@@ -24,6 +25,7 @@ from vitral.errors import InputError, UnknownNameError, VitralError
 from vitral.explanation.colours import TABLE
 from vitral.explanation.explain import Explanation, blocks_of, looks_from_cls
 from vitral.explanation.page import pack_rows, png_base64
+from vitral.explanation.placement import DEFAULT_STYLE
 from vitral.inference.memory import give_freed_memory_back
 from vitral.inference.predictor import Predictor
 from vitral.serving import models, schema
@@ -50,7 +52,7 @@ T = TypeVar("T")
 PREDICTION: TypeAdapter[Any] = TypeAdapter(schema.Prediction)
 EMBEDDED, EXPLAINED, SEARCHED = map(TypeAdapter, (schema.Embedded, schema.Explained, schema.Searched))
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": schema.Error} for status in (400, 401, 403, 404, 408, 413, 415, 421, 422, 500, 503, 504)
+    status: {"model": schema.Error} for status in (400, 401, 403, 404, 408, 413, 415, 421, 422, 429, 500, 503, 504)
 }
 
 
@@ -64,7 +66,6 @@ class Server:
         self.everyone = [*self.models.values(), *([self.index] if self.index else [])]
         self.readers = ThreadPoolExecutor(options.decoders, thread_name_prefix="reader")
         self.thumbnails = Thumbnails(ImageLimits(max_pixels=options.max_pixels))
-        self.connections: Callable[[], int] = lambda: 0  # how many there are, if somebody knows
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
@@ -91,10 +92,6 @@ class Server:
     def full(self) -> bool:
         """Whether nobody can take anything."""
         return all(each.batcher.full for each in self.everyone)
-
-    def crowded(self) -> bool:
-        """Whether there are more clients than may be."""
-        return self.connections() > self.options.max_connections
 
     async def read(self, function: Callable[..., T], *arguments: Any) -> T:
         """Do something outside of the event loop; what nobody waits for any more holds nothing while it is queued."""
@@ -147,9 +144,7 @@ def create_app(
         summary="Vision Transformers: predict, embed, explain, search.",
     )  # fmt: skip
     app.state.server = server
-    app.add_middleware(
-        Guard, keys=keys or Keys([]), hosts=hosts, options=server.options, full=server.full, crowded=server.crowded
-    )
+    app.add_middleware(Guard, keys=keys or Keys([]), hosts=hosts, options=server.options, full=server.full)
     app.add_middleware(
         Watch, metrics=server.metrics, paths=lambda: {getattr(route, "path", "") for route in app.routes}
     )
@@ -159,6 +154,7 @@ def create_app(
     _add_questions(app, server)
     _add_facts(app, server)
     _add_page(app)
+    _add_head(app)
     return app
 
 
@@ -297,7 +293,7 @@ def _add_page(app: FastAPI) -> None:
         ("maps.js", files("vitral.explanation").joinpath("maps.js")),
     ]
     pages = {name: (file.read_bytes(), TYPES["." + name.rsplit(".", 1)[1]]) for name, file in held}
-    colours = {"maps": TABLE.tolist(), "classes": [colour(i) for i in range(256)]}
+    colours = {"maps": TABLE.tolist(), "classes": [colour(i) for i in range(256)], "style": DEFAULT_STYLE}
 
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
@@ -316,6 +312,13 @@ def _add_page(app: FastAPI) -> None:
         if name not in pages:
             raise HTTPException(404)
         return Response(pages[name][0], media_type=pages[name][1])
+
+
+def _add_head(app: FastAPI) -> None:
+    """Answer HEAD like GET; the HTTP server omits the body. FastAPI's own pages answer it already."""
+    for route in list(app.routes):
+        if isinstance(route, APIRoute) and "GET" in (route.methods or ()):
+            app.add_api_route(route.path, route.endpoint, methods=["HEAD"], include_in_schema=False)
 
 
 def _walk(folder: Any, under: str = "") -> list[tuple[str, Any]]:

@@ -58,6 +58,8 @@ class Metrics:
         self.batch_seconds = Histogram(
             "vitral_batch_seconds", "Time of a batch.", ["model"], buckets=_SECONDS, registry=to
         )
+        self.connections = Gauge("vitral_connections", "Open connections.", registry=to)
+        self.evicted = Counter("vitral_evicted_connections_total", "Connections closed to make room.", registry=to)
         self.taken = Gauge("vitral_taken", "Requests taken and not answered.", ["model"], registry=to)
 
     def batches_of(self, model: str) -> Callable[[int, float], None]:

@@ -75,9 +75,9 @@ class Explain:
         return {"layer": self.layer, "head": self.head, "target": self.target, "patch": self.patch}
 
     def prepare(self, predictor: Predictor, item: bytes) -> Shown:
-        """What can be done outside of the model's thread."""
+        """Read the image; this does not need the model's thread. The client draws on its own copy of the original."""
         check_takes(self.method, self.asked, {"target": "class"})
-        return Shown.to(predictor, item)
+        return Shown.to(predictor, item, original=False)
 
     def run(self, predictor: Predictor, items: list[Shown]) -> list[Explanation | VitralError]:
         """An explanation for each, one after the other."""

@@ -221,7 +221,7 @@ class Rows(Typed):
 
 
 class Explained(Answered):
-    """Maps over the patches of the prepared image."""
+    """Maps over the patches of an image."""
 
     method: str
     about: str = Field(description="What the maps show, in words.")
@@ -231,13 +231,20 @@ class Explained(Answered):
     layer: int | None = Field(description="The block, from 0.")
     head: int | None = Field(description="The head, from 0, if one alone was asked for.")
     patch: list[int] | None = Field(description="The pixel whose patch looks, if one was asked for: x, y.")
-    part: str = Field(description="Which part of the image the model was shown.")
+    part: str = Field(description="The part of the image that was fed to the model, in words.")
+    size: list[int] = Field(description="Height and width of the image, upright.")
+    crop: list[float] = Field(
+        description="The part that was fed to the model: x0, y0, x1, y1 in pixels of the image; it may include padding."
+    )
+    cell: list[float] = Field(
+        description="Height and width of a patch, in pixels of the image; the first patch starts at x0, y0 of the crop."
+    )
     grid: list[int] = Field(description="Rows and columns of patches.")
     titles: list[str] = Field(description="What each map is of.")
     scores: dict[str, float] = Field(description="How faithful the maps are, if that was measured.")
     maps: list[list[list[float]]] = Field(description="Each a list of rows of numbers, one for each patch.")
     rows: Rows | None = Field(None, description="Every attention row, if they were asked for and are few.")
-    image: str | None = Field(None, description="What the model was shown, as PNG in base64.")
+    image: str | None = Field(None, description="The input of the model, as PNG in base64.")
 
 
 class Found(Typed):

@@ -4,24 +4,38 @@ import asyncio
 import hashlib
 import hmac
 import ipaddress
+import math
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitral.config import Serving
 from vitral.errors import ConfigError
+from vitral.serving.connections import client_of
 from vitral.serving.refusals import RefusedError, busy, gone
 
+K = TypeVar("K")
+V = TypeVar("V")
 KEYS_VARIABLE = "VITRAL_API_KEYS"
 DISCARD_SECONDS = 1.0
 """How long a client that is refused may go on sending."""
 SHORTEST_KEY = 16
+WRONG_KEYS = 10
+"""Wrong keys that a client may send before it has to wait."""
+WRONG_KEY_SECONDS = 1.0
+"""Time between the checks of two keys after that."""
+REMEMBERED_CLIENTS = 4096
+"""Clients whose wrong keys, or right ones, are remembered."""
 OPEN = ("/", "/docs", "/openapi.json", "/healthz", "/readyz")
 """What needs no key: pages, which hold no secret, and whether the server lives."""
 PAGE = "/page/"
+CROWDED = "vitral_crowded"
+"""Set in the state of a request if the server has no place for its connection."""
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 SAFE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
@@ -46,10 +60,49 @@ class Keys:
 
     def admit(self, headers: Headers) -> bool:
         """Whether a request has one of the keys; takes as long for a wrong one as for a right one."""
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        given = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        found = [hmac.compare_digest(_hash(given), known) for known in self._hashes]
+        given = _hash(_key_of(headers))
+        found = [hmac.compare_digest(given, known) for known in self._hashes]
         return any(found)
+
+
+class Attempts:
+    """How often each client may send a wrong key: `WRONG_KEYS` times at once, and then every `WRONG_KEY_SECONDS`.
+
+    A client beyond that has to wait before another key of it is checked. A key that it has used before is exempt, so
+    that clients which share an address, behind a proxy, do not lock each other out.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._forgotten: dict[str, float] = {}  # when the last wrong key of each client no longer counts
+        self._used: dict[tuple[str, bytes], None] = {}
+
+    def wait(self, client: str, key: str) -> float:
+        """Seconds until a key of this client is checked."""
+        if (client, _hash(key)) in self._used:
+            return 0.0
+        return max(0.0, self._forgotten.get(client, 0.0) - self._clock() - (WRONG_KEYS - 1) * WRONG_KEY_SECONDS)
+
+    def note(self, client: str, key: str, right: bool) -> None:
+        """Remember the result of a check, of the most recent clients only."""
+        if right:
+            _remember(self._used, (client, _hash(key)), None)
+        else:
+            last = max(self._forgotten.get(client, 0.0), self._clock())
+            _remember(self._forgotten, client, last + WRONG_KEY_SECONDS)
+
+
+def _remember(entries: dict[K, V], key: K, value: V) -> None:
+    """Set an entry, and remove the one that was set the longest time ago if there are too many."""
+    entries.pop(key, None)
+    entries[key] = value
+    if len(entries) > REMEMBERED_CLIENTS:
+        del entries[next(iter(entries))]
+
+
+def _key_of(headers: Headers) -> str:
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
 def _hash(key: str) -> bytes:
@@ -118,18 +171,16 @@ class Guard:
     """Refuses what has no key, comes under a strange name, is too large or too slow; hands the rest on, read.
 
     `hosts` are the names that the server may be called by, all if there are none: without keys, a web page could
-    otherwise reach a server on loopback by a name of its own. `full` tells that no more questions can be taken,
-    `crowded` that there are too many clients.
+    otherwise reach a server on loopback by a name of its own. `full` returns whether no model can take a request.
     """
 
     def __init__(
-        self, app: ASGIApp, keys: Keys, hosts: tuple[str, ...], options: Serving, full: Callable[[], bool],
-        crowded: Callable[[], bool],
-    ) -> None:  # fmt: skip
-        self.app, self.keys, self.hosts, self.full, self.crowded = app, keys, hosts, full, crowded
+        self, app: ASGIApp, keys: Keys, hosts: tuple[str, ...], options: Serving, full: Callable[[], bool]
+    ) -> None:
+        self.app, self.keys, self.hosts, self.full = app, keys, hosts, full
         self.max_body, self.max_buffered = int(options.max_body_mb * 2**20), int(options.max_buffered_mb * 2**20)
         self.max_body_mb, self.seconds = options.max_body_mb, options.upload_seconds
-        self.buffered = 0
+        self.buffered, self.attempts = 0, Attempts()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -175,8 +226,8 @@ class Guard:
             self.buffered -= held
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        """All that can be told from the headers."""
-        if self.crowded():
+        """Everything that the headers show."""
+        if scope.get("state", {}).get(CROWDED):
             refusal = busy()
             refusal.headers["Connection"] = "close"
             raise refusal
@@ -191,15 +242,28 @@ class Guard:
         free = scope["path"] in OPEN or scope["path"].startswith(PAGE)
         if not self.keys and not free and _of_another_site(headers, host):
             raise RefusedError(403, "cross_site", "pages of other sites may not ask this server.")
-        if self.keys and not free and not self.keys.admit(headers):
-            raise RefusedError(
-                401, "no_key", "a key is needed: Authorization: Bearer KEY.", {"WWW-Authenticate": "Bearer"}
-            )
+        if self.keys and not free:
+            self._check_key(client_of((scope.get("client") or ("",))[0]), headers)
         length = headers.get("content-length", "0")
         if not (length.isascii() and length.isdecimal()) or len(length) > 18 or int(length) > self.max_body:
             raise self._too_large()
         if scope["method"] == "POST" and self.full():
             raise busy()
+
+    def _check_key(self, client: str, headers: Headers) -> None:
+        if key := _key_of(headers):
+            if wait := math.ceil(self.attempts.wait(client, key)):
+                raise RefusedError(
+                    429, "wrong_keys", f"too many wrong keys came from this client; try again in {wait} s.",
+                    {"Retry-After": str(wait)},
+                )  # fmt: skip
+            right = self.keys.admit(headers)
+            self.attempts.note(client, key, right)
+            if right:
+                return
+        raise RefusedError(
+            401, "no_key", "a key is needed: Authorization: Bearer KEY.", {"WWW-Authenticate": "Bearer"}
+        )  # fmt: skip
 
     def _too_large(self) -> RefusedError:
         return RefusedError(

@@ -9,12 +9,14 @@ from typing import Any, ClassVar, Self
 from PIL import Image
 from torch import Tensor, nn
 
-from vitral.config import Preprocess, TextPool, TrainConfig
+from vitral.config import BackboneConfig, Preprocess, TextConfig, TextPool, TrainConfig
 from vitral.data.noise import Noise
 from vitral.data.sources.base import Data
 from vitral.data.targets import Targets, View
+from vitral.data.tokenizer import Tokenizer, tokenizer_from_dict
 from vitral.models.backbone import Backbone
 from vitral.tasks.objective import Objective
+from vitral.weights.rundir import Described, naming
 
 Found = dict[str, Tensor]
 """What is kept of a model's outputs to judge them by, with the targets: the first axis of each counts images."""
@@ -107,6 +109,8 @@ class Task(Objective):
     headline_words: ClassVar[str]
     what: ClassVar[str]
     """What a model does, after "A Vision Transformer that", for {n} labels."""
+    measures: ClassVar[Any]
+    """The type hint that the metrics of a run must conform to: what summaries, reports and comparisons read."""
     pool: ClassVar[TextPool] = "cls"
     """What the head of a text encoder reads."""
 
@@ -122,8 +126,16 @@ class Task(Objective):
 
     @classmethod
     @abstractmethod
-    def from_run(cls, document: dict[str, Any]) -> Self:
-        """The task of a finished run, from its `config.json`."""
+    def from_run(cls, about: Described) -> Self:
+        """The task of a run or of an exported file, from what it records."""
+
+    def fits(self, about: Described) -> bool:
+        """Whether the model of a run gives what this task reads."""
+        c = about.model
+        if isinstance(c, TextConfig):
+            right = about.architecture == "text_encoder" and (c.pool == "tokens") == (self.pool == "tokens")
+            return right and c.num_classes == self.outputs
+        return isinstance(c, BackboneConfig) and c.num_classes == self.outputs
 
     @property
     def outputs(self) -> int:
@@ -179,3 +191,16 @@ class Task(Objective):
     @abstractmethod
     def decode(self, outputs: Any, frames: Sequence[Frame], top_k: int) -> Iterator[Answer]:
         """Answers for a batch of outputs."""
+
+
+def load_tokenizer(about: Described, which: str) -> Tokenizer:
+    """The tokenizer of what is read ("source") or written ("target")."""
+    if which not in about.tokenizers:
+        raise about.wrong("tokenizers", f"an object with the key {which}")
+    with naming(f"{about.source}, tokenizer {which}"):
+        return tokenizer_from_dict(about.tokenizers[which])
+
+
+def speaks(model: TextConfig, tokenizer: Tokenizer, length: int) -> bool:
+    """Whether a model knows the tokens of a tokenizer, and sequences of that length."""
+    return model.vocab_size == len(tokenizer) and model.max_length >= length

@@ -15,7 +15,8 @@ from vitral.data.targets import Targets, Values
 from vitral.errors import DataError
 from vitral.tasks.base import Answer, Found, Frame, Task
 from vitral.tasks.drawing import captioned
-from vitral.tasks.metrics import classification_metrics
+from vitral.tasks.metrics import Classified, classification_metrics
+from vitral.weights.rundir import Described
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Classify(Task):
     headline_words = "accuracy"
     what = "tells {n} classes apart"
     answer = Prediction
+    measures = Classified
 
     def __init__(self, labels: list[str], label_smoothing: float = 0.0, temperature: float = 1.0) -> None:
         self.labels, self.label_smoothing, self.temperature = labels, label_smoothing, temperature
@@ -72,10 +74,9 @@ class Classify(Task):
         return cls(data.classes, config.label_smoothing)
 
     @classmethod
-    def from_run(cls, document: dict[str, Any]) -> Self:
+    def from_run(cls, about: Described) -> Self:
         """Labels and temperature."""
-        labels = document["labels"] or [str(i) for i in range(document["model"]["num_classes"])]
-        return cls(list(labels), temperature=float(document.get("temperature", 1.0)))
+        return cls(about.names, temperature=about.temperature)
 
     def targets(self, data: Data) -> Targets:
         """Class numbers; classes are told by their names."""

@@ -2,28 +2,39 @@
 
 import math
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
 
-from vitral.config import TextOptions, TrainConfig
+from vitral.config import TextConfig, TrainConfig
 from vitral.data.noise import Noise
 from vitral.data.sources.base import Data, Texts
 from vitral.data.targets import Targets
 from vitral.data.text import Tokens, reading_length
-from vitral.data.tokenizer import EOS, PAD, SOS, tokenizer_from_dict
+from vitral.data.tokenizer import EOS, PAD, SOS
 from vitral.errors import DataError
 from vitral.models.generate import Generated
 from vitral.models.seq2seq import TextDecoder, TextEncoder
-from vitral.tasks.base import Found
+from vitral.schema import Count
+from vitral.tasks.base import Found, load_tokenizer, speaks
 from vitral.tasks.write import Writes, token_losses
+from vitral.weights.rundir import Described
 
 
 def refuse_other(data: Data) -> None:
     """Raise unless the data are running text."""
     if not isinstance(data.inputs, Texts) or data.texts is not None or data.kind != "none":
         raise DataError(f"{data.name} is not plain text; --task complete takes a text file (.txt).")
+
+
+class Measures(TypedDict):
+    """What is read of the metrics."""
+
+    images: Count
+    perplexity: float
+    bits_per_character: float
+    token_accuracy: float
 
 
 class Complete(Writes):
@@ -34,6 +45,7 @@ class Complete(Writes):
     headline = "perplexity"
     headline_words = "perplexity of a token"
     what = "goes on with a text"
+    measures = Measures
 
     @classmethod
     def from_data(cls, data: Data, config: TrainConfig) -> Self:
@@ -42,10 +54,14 @@ class Complete(Writes):
         return cls(data.tokenizers["source"], reading_length(data, config.text), config.text, config.label_smoothing)
 
     @classmethod
-    def from_run(cls, document: dict[str, Any]) -> Self:
+    def from_run(cls, about: Described) -> Self:
         """Tokens and their number."""
-        options = TextOptions.from_dict(document["train"]["text"])
-        return cls(tokenizer_from_dict(document["tokenizers"]["source"]), document["source_length"], options)
+        return cls(load_tokenizer(about, "source"), about.given("source_length"), about.train.text)
+
+    def fits(self, about: Described) -> bool:
+        """Whether the model is a decoder of these tokens."""
+        right = about.architecture == "text_decoder" and isinstance(about.model, TextConfig)
+        return right and speaks(about.model, self.tokenizer, self.max_length)  # type: ignore[arg-type]
 
     def targets(self, data: Data) -> Targets:
         """SOS, the piece, and EOS where it ends."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -23,10 +23,12 @@ from vitral.data.targets import Boxes, Targets, box_cxcywh_to_xyxy, boxes_to_ima
 from vitral.errors import DataError, VitralError
 from vitral.models.backbone import Backbone
 from vitral.models.detector import Detector, DetectorOutput
+from vitral.schema import Count
 from vitral.tasks.base import Answer, Found, Frame, Task, rest_pooling
 from vitral.tasks.detection_metrics import detection_metrics, flagged
 from vitral.tasks.drawing import boxed
-from vitral.tasks.metrics import best_threshold
+from vitral.tasks.metrics import Table, best_threshold
+from vitral.weights.rundir import Described
 
 NO_OBJECT_WEIGHT = 0.1  # of queries without an object in DETR's softmax, for there are many
 ALPHA, GAMMA = 0.25, 2.0  # of the focal loss (Lin et al., 2017)
@@ -77,6 +79,16 @@ def _maps(backbone: Backbone) -> int:
     return 2 if len(set(backbone.config.map_strides)) > 1 else 1
 
 
+class Measures(TypedDict):
+    """What is read of the metrics."""
+
+    images: Count
+    ap: float
+    ap50: float
+    ap75: float
+    by_class: Table
+
+
 class Detect(Task):
     """Hungarian matching, then classes, L1 and generalised IoU on the matched; average precision as COCO's."""
 
@@ -86,6 +98,7 @@ class Detect(Task):
     headline_words = "average precision"
     what = "finds objects of {n} classes"
     answer = Objects
+    measures = Measures
     spatial = True
 
     def __init__(self, labels: list[str], options: DetectOptions, num_queries: int = 1, threshold: float = 0.5) -> None:
@@ -107,10 +120,14 @@ class Detect(Task):
         return task
 
     @classmethod
-    def from_run(cls, document: dict[str, Any]) -> Self:
+    def from_run(cls, about: Described) -> Self:
         """Classes and threshold."""
-        options = DetectOptions.from_dict(document["train"]["detect"])
-        return cls(list(document["labels"]), options, threshold=float(document["threshold"]))
+        return cls(about.names, about.train.detect, threshold=about.threshold)
+
+    def fits(self, about: Described) -> bool:
+        """Whether the model is a detector of as many classes, with queries of the same kind."""
+        c = about.model
+        return isinstance(c, DetectorConfig) and c.num_classes == len(self.labels) and c.queries == self.options.queries
 
     @property
     def outputs(self) -> int:

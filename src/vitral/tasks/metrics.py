@@ -1,10 +1,36 @@
 """How good predictions are, with how far the number can be trusted."""
 
 import math
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
+
+from vitral.schema import Count, Length
+
+Table = dict[str, dict[str, int | float]]
+"""A row of numbers for each class, label or target."""
+Interval = tuple[float, float]
+
+
+class Bin(TypedDict):
+    """The predictions of one tenth of confidence."""
+
+    count: Length
+    confidence: float
+    accuracy: float
+
+
+class Classified(TypedDict):
+    """What is read of the metrics of a classifier."""
+
+    images: Count
+    accuracy: float
+    accuracy_95: Interval
+    ece: float
+    calibration: list[Bin]
+    by_class: Table
+    confusion: list[list[Count]]
 
 
 def wilson_interval(right: int, total: int, z: float = 1.96) -> tuple[float, float]:

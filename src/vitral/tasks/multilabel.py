@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +13,11 @@ from vitral.config import MultilabelOptions, TrainConfig
 from vitral.data.sources.base import Data
 from vitral.data.targets import Targets, Values
 from vitral.errors import DataError
+from vitral.schema import Count
 from vitral.tasks.base import Answer, Found, Frame, Task
 from vitral.tasks.drawing import captioned
-from vitral.tasks.metrics import average_precision, best_threshold
+from vitral.tasks.metrics import Table, average_precision, best_threshold
+from vitral.weights.rundir import Described
 
 # Of the asymmetric loss (Ridnik et al., 2021): absent labels count by p^4, and not at all where p is below the margin.
 GAMMA_ABSENT, GAMMA_PRESENT, MARGIN = 4, 1, 0.05
@@ -47,6 +49,16 @@ class Labels(Answer):
         return captioned(image, self.text())
 
 
+class Measures(TypedDict):
+    """What is read of the metrics."""
+
+    images: Count
+    map: float
+    f1_micro: float
+    exact: float
+    by_label: Table
+
+
 class Multilabel(Task):
     """A sigmoid for each label, binary cross-entropy or the asymmetric loss, mean average precision and F1."""
 
@@ -56,6 +68,7 @@ class Multilabel(Task):
     headline_words = "mean average precision"
     what = "tells which of {n} labels an image has"
     answer = Labels
+    measures = Measures
 
     def __init__(self, labels: list[str], options: MultilabelOptions, thresholds: list[float] | None = None) -> None:
         self.labels, self.options = labels, options
@@ -69,10 +82,10 @@ class Multilabel(Task):
         return task
 
     @classmethod
-    def from_run(cls, document: dict[str, Any]) -> Self:
+    def from_run(cls, about: Described) -> Self:
         """Labels and thresholds."""
-        options = MultilabelOptions.from_dict(document["train"]["multilabel"])
-        return cls(list(document["labels"]), options, document["thresholds"])
+        thresholds = None if about.thresholds is None else about.each("thresholds")
+        return cls(about.names, about.train.multilabel, thresholds)
 
     def targets(self, data: Data) -> Targets:
         """1 for each label of an image, 0 for the others; labels are told by their names."""

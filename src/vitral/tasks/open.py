@@ -1,14 +1,11 @@
 """Tasks by their names, and which of them a data set is for."""
 
-from typing import Any
-
-from vitral.config import Preprocess, TrainConfig
+from vitral.config import Seq2SeqConfig, TextConfig, TrainConfig
 from vitral.data.inputs import ImageInputs, Inputs, TextInputs
 from vitral.data.sources.base import Data, Texts
 from vitral.data.text import reading_length
-from vitral.data.tokenizer import tokenizer_from_dict
 from vitral.errors import ConfigError, unknown_name
-from vitral.tasks.base import Task
+from vitral.tasks.base import Task, load_tokenizer, speaks
 from vitral.tasks.classify import Classify
 from vitral.tasks.complete import Complete
 from vitral.tasks.detect import Detect
@@ -17,6 +14,7 @@ from vitral.tasks.regress import Regress
 from vitral.tasks.segment import Segment
 from vitral.tasks.tag import Tag
 from vitral.tasks.write import Caption, Translate
+from vitral.weights.rundir import Described
 
 TASKS: dict[str, type[Task]] = {
     task.name: task for task in (Classify, Multilabel, Regress, Segment, Detect, Caption, Translate, Complete, Tag)
@@ -53,17 +51,25 @@ def make_inputs(data: Data, config: TrainConfig, task: str) -> TextInputs | None
     return TextInputs(data.tokenizers["source"], reading_length(data, config.text), ends=task != Complete.name)
 
 
-def load_inputs(document: dict[str, Any]) -> Inputs:
-    """How a finished run reads images or texts, from its `config.json`."""
-    if document["preprocess"] is not None:
-        return ImageInputs(Preprocess.from_dict(document["preprocess"]))
-    tokenizer = tokenizer_from_dict(document["tokenizers"]["source"])
-    return TextInputs(tokenizer, document["source_length"], ends=document["task"] != Complete.name)
+def load_inputs(about: Described) -> Inputs:
+    """How a run or an exported file reads images or texts, from what it records."""
+    if about.preprocess is not None:
+        return ImageInputs(about.preprocess)
+    tokenizer, length = load_tokenizer(about, "source"), about.given("source_length")
+    encoder = about.model.encoder if isinstance(about.model, Seq2SeqConfig) else about.model
+    if isinstance(encoder, TextConfig) and not speaks(encoder, tokenizer, length):
+        expected = f"at most {encoder.max_length}, with a tokenizer of {encoder.vocab_size} tokens"
+        raise about.wrong("source_length", f"{expected} (there is one of {len(tokenizer)})")
+    return TextInputs(tokenizer, length, ends=about.task != Complete.name)
 
 
-def load_task(document: dict[str, Any]) -> Task:
-    """The task of a finished run, from its `config.json`."""
-    name = document.get("task", "classify")
-    if name not in TASKS:
-        raise unknown_name("task", str(name), TASKS)
-    return TASKS[name].from_run(document)
+def load_task(about: Described) -> Task:
+    """The task of a run or of an exported file, from what it records; raises if its model does not fit the task."""
+    if about.task not in TASKS:
+        raise about.wrong("task", f"one of {', '.join(TASKS)}")
+    task = TASKS[about.task].from_run(about)
+    if about.model is not None and not task.fits(about):
+        raise about.wrong(
+            "task", f"what the model does: a {about.architecture} of this shape does not {about.task} these labels"
+        )
+    return task

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +13,11 @@ from vitral.config import RegressOptions, TrainConfig
 from vitral.data.sources.base import Data
 from vitral.data.targets import Targets, Values
 from vitral.errors import DataError
+from vitral.schema import Count
 from vitral.tasks.base import Answer, Found, Frame, Task
 from vitral.tasks.drawing import captioned
+from vitral.tasks.metrics import Interval, Table
+from vitral.weights.rundir import Described
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,17 @@ class Numbers(Answer):
         return captioned(image, self.text())
 
 
+class Measures(TypedDict):
+    """What is read of the metrics."""
+
+    images: Count
+    mae: float
+    mae_95: Interval
+    rmse: float
+    r2: float
+    by_target: Table
+
+
 class Regress(Task):
     """Targets are brought to mean 0 and deviation 1 for training, and back for answers."""
 
@@ -62,6 +76,7 @@ class Regress(Task):
     headline_words = "mean absolute error"
     what = "tells {n} numbers from an image"
     answer = Numbers
+    measures = Measures
 
     def __init__(self, labels: list[str], mean: Sequence[float], std: Sequence[float], options: RegressOptions) -> None:
         self.labels, self.options = labels, options
@@ -77,15 +92,14 @@ class Regress(Task):
         return cls(names_of(data), y.mean(0).tolist(), std.tolist(), config.regress)
 
     @classmethod
-    def from_run(cls, document: dict[str, Any]) -> Self:
+    def from_run(cls, about: Described) -> Self:
         """Names, mean and deviation of the targets."""
-        options = RegressOptions.from_dict(document["train"]["regress"])
-        return cls(list(document["labels"]), document["target_mean"], document["target_std"], options)
+        return cls(about.names, about.each("target_mean"), about.each("target_std"), about.train.regress)
 
     @property
     def outputs(self) -> int:
-        """One for each number, and one more for its variance where that is told."""
-        return len(self.labels) * (2 if self.options.loss == "gaussian" else 1)
+        """One for each number, and one more for its variance if the model predicts that."""
+        return len(self.labels) * self.options.outputs
 
     def targets(self, data: Data) -> Targets:
         """The numbers, in their own units; they are told by their names."""

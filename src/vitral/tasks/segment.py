@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypedDict
 
 import numpy as np
 import torch
@@ -17,8 +17,11 @@ from vitral.data.targets import IGNORE, Targets, View
 from vitral.errors import DataError
 from vitral.models.backbone import Backbone
 from vitral.models.segmenter import Segmenter
+from vitral.schema import Count
 from vitral.tasks.base import Answer, Found, Frame, Task, rest_pooling
 from vitral.tasks.drawing import overlaid
+from vitral.tasks.metrics import Table
+from vitral.weights.rundir import Described
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,15 @@ class Mask(Answer):
         return {".png": self.draw(image), "-mask.png": Image.fromarray(self.mask)}
 
 
+class Measures(TypedDict):
+    """What is read of the metrics."""
+
+    images: Count
+    miou: float
+    pixel_accuracy: float
+    by_class: Table
+
+
 class Segment(Task):
     """Cross-entropy and dice over the pixels, mean intersection over union."""
 
@@ -73,6 +85,7 @@ class Segment(Task):
     headline_words = "mean IoU"
     what = "gives every pixel one of {n} classes"
     answer = Mask
+    measures = Measures
     spatial = True
 
     def __init__(self, labels: list[str], options: SegmentOptions, weights: Tensor | None = None) -> None:
@@ -88,9 +101,13 @@ class Segment(Task):
         return cls(labels, config.segment, balanced_weights(data, len(labels)) if balanced else None)
 
     @classmethod
-    def from_run(cls, document: dict[str, Any]) -> Self:
+    def from_run(cls, about: Described) -> Self:
         """The classes."""
-        return cls(list(document["labels"]), SegmentOptions.from_dict(document["train"]["segment"]))
+        return cls(about.names, about.train.segment)
+
+    def fits(self, about: Described) -> bool:
+        """Whether the model is a segmenter of as many classes."""
+        return isinstance(about.model, SegmenterConfig) and about.model.num_classes == len(self.labels)
 
     @property
     def outputs(self) -> int:

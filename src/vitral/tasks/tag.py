@@ -8,7 +8,7 @@ all other tokens.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NotRequired, Self, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -20,11 +20,14 @@ from vitral.data.sources.base import Data
 from vitral.data.sources.table import sorted_classes
 from vitral.data.targets import Targets
 from vitral.data.text import Tokens, reading_length
-from vitral.data.tokenizer import Tokenizer, tidy, tokenizer_from_dict
+from vitral.data.tokenizer import Tokenizer, tidy
 from vitral.errors import DataError
-from vitral.tasks.base import Answer, Found, Frame, Task
+from vitral.schema import Count
+from vitral.tasks.base import Answer, Found, Frame, Task, load_tokenizer
 from vitral.tasks.drawing import captioned
+from vitral.tasks.metrics import Interval, Table
 from vitral.tasks.tag_metrics import tag_metrics
+from vitral.weights.rundir import Described
 
 NONE = 0
 """Target of a token that has no label; the padding of targets too."""
@@ -64,6 +67,18 @@ def join_tags(words: Sequence[str], tags: Sequence[str]) -> str:
     return " ".join(f"{word}/{tag}" for word, tag in zip(words, tags, strict=True))
 
 
+class Measures(TypedDict):
+    """What is read of the metrics."""
+
+    images: Count
+    accuracy: float
+    accuracy_95: Interval
+    f1: float
+    exact: float
+    by_label: Table
+    by_entity: NotRequired[Table]
+
+
 class Tag(Task):
     """Softmax over the labels at each word, cross-entropy, accuracy of words, F1."""
 
@@ -73,6 +88,7 @@ class Tag(Task):
     headline_words = "accuracy of words"
     what = "gives each word of a text one of {n} tags"
     answer = Tagged
+    measures = Measures
     spatial = True
     pool = "tokens"
 
@@ -90,10 +106,9 @@ class Tag(Task):
         return cls(labels, data.tokenizers["source"], reading_length(data, config.text), config.label_smoothing)
 
     @classmethod
-    def from_run(cls, document: dict[str, Any]) -> Self:
+    def from_run(cls, about: Described) -> Self:
         """Labels, and the tokens that words are made of."""
-        tokenizer = tokenizer_from_dict(document["tokenizers"]["source"])
-        return cls(list(document["labels"]), tokenizer, document["source_length"])
+        return cls(about.names, load_tokenizer(about, "source"), about.given("source_length"))
 
     def usable(self, data: Data) -> Data:
         """Leave out texts that do not have a tag for each word."""

@@ -6,7 +6,7 @@ Training shows the decoder the target shifted right, SOS y_1 ... y_n, and asks f
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypedDict
 
 import torch.nn.functional as F
 from PIL import Image
@@ -17,15 +17,18 @@ from vitral.data.noise import Noise
 from vitral.data.sources.base import Data
 from vitral.data.targets import Targets
 from vitral.data.text import Tokens, longest, too_long
-from vitral.data.tokenizer import EOS, PAD, REPLACEMENT, SOS, UNK, Tokenizer, pad, tokenizer_from_dict
+from vitral.data.tokenizer import EOS, PAD, REPLACEMENT, SOS, UNK, Tokenizer, pad
 from vitral.errors import ConfigError, DataError
 from vitral.models.backbone import Backbone
 from vitral.models.generate import Author, Generated, generate
 from vitral.models.seq2seq import Seq2Seq, TextEncoder
 from vitral.models.vit import VisionTransformer
-from vitral.tasks.base import Answer, Found, Frame, Task, rest_pooling
+from vitral.schema import Count
+from vitral.tasks.base import Answer, Found, Frame, Task, load_tokenizer, rest_pooling, speaks
 from vitral.tasks.drawing import captioned
+from vitral.tasks.metrics import Interval, Table
 from vitral.tasks.text_metrics import text_metrics
+from vitral.weights.rundir import Described
 
 CUT = " ..."
 """After a text that was stopped before its end."""
@@ -122,6 +125,19 @@ class Writes(Task):
             yield Written(frame.name, "", texts, [g.score for g in several], [g.ended for g in several])
 
 
+class Measures(TypedDict):
+    """What is read of the metrics."""
+
+    images: Count
+    exact: float
+    exact_95: Interval
+    cer: float
+    words: float
+    bleu: float
+    chrf: float
+    by_length: Table
+
+
 class Write(Writes):
     """An encoder, of an image or of text, and a decoder that writes while it looks at what was encoded."""
 
@@ -129,6 +145,7 @@ class Write(Writes):
     """What it looks at while it writes."""
     headline = "exact"
     headline_words = "texts written without a mistake"
+    measures = Measures
 
     @classmethod
     def from_data(cls, data: Data, config: TrainConfig) -> Self:
@@ -141,10 +158,15 @@ class Write(Writes):
         return cls(tokenizer, most, config.text, config.label_smoothing)
 
     @classmethod
-    def from_run(cls, document: dict[str, Any]) -> Self:
+    def from_run(cls, about: Described) -> Self:
         """Tokens and their number."""
-        options = TextOptions.from_dict(document["train"]["text"])
-        return cls(tokenizer_from_dict(document["tokenizers"]["target"]), document["target_length"], options)
+        return cls(load_tokenizer(about, "target"), about.given("target_length"), about.train.text)
+
+    def fits(self, about: Described) -> bool:
+        """Whether the model is an encoder of what the task reads, and a decoder of its tokens."""
+        c = about.model
+        right = isinstance(c, Seq2SeqConfig) and (c.vit is None) == (self.reads == "texts")
+        return right and speaks(c.decoder, self.tokenizer, self.max_length)  # type: ignore[union-attr]
 
     def settings(self) -> dict[str, Any]:
         """The longest text."""

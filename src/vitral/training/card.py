@@ -15,9 +15,10 @@ def model_card(describe: dict[str, Any], task: Task, metrics: dict[str, Any]) ->
     parts = ", ".join(f"{count:,} {part}" for part, count in data["splits"].items())
     notes = "".join(f"- {note}\n" for note in data["notes"])
     rows = "\n".join(f"| {part} | {m['images']:,} | {task.summary(m)} |" for part, m in metrics.items())
+    kind = kind_of(describe["preprocess"] is not None, describe["architecture"])
     return f"""# {describe["model_name"]} on {data["name"]}
 
-A {kind_of(describe)} that {task.what.format(n=len(labels))}{": " * bool(names)}{names}.
+A {kind} that {task.what.format(n=len(labels))}{": " * bool(names)}{names}.
 
 | part | {what} | how good |
 |---|---|---|
@@ -38,11 +39,11 @@ the test part chose nothing.{_learnt(describe)}
 """
 
 
-def kind_of(describe: dict[str, Any]) -> str:
-    """What the model is, in words."""
-    if describe["preprocess"] is None:
+def kind_of(reads_images: bool, architecture: str) -> str:
+    """The kind of model, in words."""
+    if not reads_images:
         return "Transformer"
-    return "ResNet" if describe["architecture"] == "resnet" else "Vision Transformer"
+    return "ResNet" if architecture == "resnet" else "Vision Transformer"
 
 
 def _learnt(describe: dict[str, Any]) -> str:

@@ -31,9 +31,11 @@ class EMA:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Tensor], steps: int) -> None:
-        """Take averages up again."""
+        """Restore averages; raises a `KeyError` or `ValueError` if they are of another model."""
         self.steps = steps
         for name, average in self.state_dict().items():
+            if state[name].shape != average.shape:
+                raise ValueError(f"ema has {name} of shape {tuple(state[name].shape)}, not {tuple(average.shape)}")
             average.copy_(state[name])
 
     @torch.no_grad()

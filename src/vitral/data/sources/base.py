@@ -1,4 +1,4 @@
-"""What every source gives: images or texts that can be read one by one, a target for each, and named splits."""
+"""The result of opening a source: images or texts that are read one by one, a target for each, and named splits."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -20,27 +20,34 @@ Kind = Literal["label", "labels", "numbers", "tags", "none"]
 Problem = dict[Literal["kind", "image", "error"], str]
 
 PROBLEMS = {
-    "box_clipped": "boxes reach beyond their image and were cut to it",
-    "box_outside": "boxes lie outside their image and were left out",
-    "box_empty": "boxes have no area and were left out",
-    "box_invalid": "boxes have impossible numbers and were left out",
-    "bad_line": "lines cannot be read and were left out",
-    "empty_source": "lines have an empty text and were left out",
-    "empty_target": "lines have nothing to write and were left out",
+    "box_clipped": "boxes extend beyond their image and were clipped",
+    "box_outside": "boxes are outside their image and were dropped",
+    "box_empty": "boxes have no area and were dropped",
+    "box_invalid": "boxes have invalid coordinates and were dropped",
+    "bad_line": "lines cannot be read and were dropped",
+    "empty_class": "classes have no training image; add images or remove the class",
+    "empty_source": "lines have an empty text and were dropped",
+    "empty_target": "lines have no text to write and were dropped",
     "bad_shape": "outlines cannot be drawn; their boxes are ignored in the masks",
-    "bad_target": "rows have no usable target and were left out",
-    "image_size": "images have another size than the one written down for them",
-    "mask_size": "masks have another size than their image and were left out with it",
-    "mask_unreadable": "masks cannot be read and were left out with their image",
-    "missing_image": "annotations are for images that are not there and were left out",
-    "missing_mask": "images have no mask and were left out",
-    "unknown_class": "annotations are of an unknown class and were left out",
+    "bad_target": "rows have no usable target and were dropped",
+    "image_size": "images have a size that differs from the annotated one",
+    "mask_size": "masks differ in size from their image and were dropped with it",
+    "mask_unreadable": "masks cannot be read and were dropped with their image",
+    "missing_image": "annotations refer to images that do not exist and were dropped",
+    "missing_mask": "images have no mask and were dropped",
+    "unknown_class": "annotations have an unknown class and were dropped",
 }
-"""What can be wrong with an annotation, and what was done about it."""
+"""Kinds of annotation problems, and how each was handled."""
+FATAL = {"empty_class"}
+"""Kinds that prevent training."""
+TEST_FRACTION = 0.15
+"""Share of the training images that become the test split of data without one."""
+ENOUGH_TO_TEST = 50
+"""Fewer images than this are not split further by default."""
 
 
-class Images(Protocol):
-    """A sequence of images, read when they are asked for."""
+class Rasters(Protocol):
+    """A sequence of images or masks, each decoded on access."""
 
     def __len__(self) -> int: ...
 
@@ -49,13 +56,21 @@ class Images(Protocol):
         ...
 
     def name(self, index: int) -> str:
-        """What to call the image in a message."""
+        """The name of the image in messages."""
+        ...
+
+
+class Images(Rasters, Protocol):
+    """A sequence of images whose content can be compared."""
+
+    def content(self, index: int) -> bytes:
+        """The bytes of the file, or of the pixels of an image in memory."""
         ...
 
 
 @dataclass(frozen=True)
 class ImageArray:
-    """Images of one size, held in memory as uint8 (N, C, H, W)."""
+    """Images of one size, in memory as uint8 (N, C, H, W)."""
 
     pixels: Tensor
 
@@ -67,8 +82,13 @@ class ImageArray:
         return to_mode(self.pixels[index], mode)
 
     def name(self, index: int) -> str:
-        """Number of the image."""
+        """The number of the image."""
         return f"image {index}"
+
+    def content(self, index: int) -> bytes:
+        """Shape and pixels."""
+        pixels = self.pixels[index]
+        return repr(tuple(pixels.shape)).encode() + pixels.contiguous().numpy().tobytes()
 
 
 @dataclass(frozen=True)
@@ -85,13 +105,17 @@ class ImageFiles:
         return read_image(self.paths[index], mode, at_least)
 
     def name(self, index: int) -> str:
-        """Path of the image."""
+        """The path of the image."""
         return str(self.paths[index])
+
+    def content(self, index: int) -> bytes:
+        """The file."""
+        return self.paths[index].read_bytes()
 
 
 @dataclass(frozen=True)
 class EncodedImages:
-    """Images that lie in memory as files do, or in files."""
+    """Encoded images, in memory or in files."""
 
     files: Sequence[bytes | Path]
     names: Sequence[str]
@@ -107,13 +131,18 @@ class EncodedImages:
             raise ImageError(f"{self.name(index)}: {error}") from error
 
     def name(self, index: int) -> str:
-        """Where it comes from."""
+        """The origin of the image."""
         return self.names[index]
+
+    def content(self, index: int) -> bytes:
+        """The encoded image."""
+        file = self.files[index]
+        return file if isinstance(file, bytes) else file.read_bytes()
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts, held in memory."""
+    """Texts in memory."""
 
     lines: list[str]
 
@@ -124,9 +153,13 @@ class Texts:
         """The text itself."""
         return self.lines[index]
 
+    def content(self, index: int) -> bytes:
+        """The text itself."""
+        return self.lines[index].encode()
+
 
 def to_mode(x: Tensor, mode: ImageMode) -> Tensor:
-    """(..., C, H, W) in the number of channels of the mode."""
+    """(..., C, H, W) with the number of channels of the mode."""
     if mode == "rgb" and x.shape[-3] == 1:
         return x.expand(*x.shape[:-3], 3, *x.shape[-2:])
     if mode == "grey" and x.shape[-3] == 3:
@@ -138,8 +171,8 @@ def to_mode(x: Tensor, mode: ImageMode) -> Tensor:
 class Data:
     """A data set: images or texts, a target for each, the names of the classes, and the splits.
 
-    What `targets` holds is its `kind`: "label" one class number (N,), "labels" a 1 for each class that applies (N, K),
-    "numbers" floats (N, K), "none" nothing (N, 0), "tags" nothing either: the tags of a text's words stand in `texts`.
+    `kind` describes `targets`: "label" one class number (N,), "labels" a 1 for each class that applies (N, K),
+    "numbers" floats (N, K), "none" empty (N, 0), "tags" empty too: the tags of a text's words are in `texts`.
     `classes` also names the classes of the boxes.
     """
 
@@ -150,22 +183,22 @@ class Data:
     splits: dict[str, Tensor]
     mode: ImageMode = "rgb"
     recipe: str | None = None
-    """Recipe to train with when none is asked for."""
+    """Default recipe; None for data that are not embedded or published."""
     licence: str = "unknown"
     notes: list[str] = field(default_factory=list)
-    """What was decided on the way, to be said to the user."""
+    """Decisions made while opening, to be printed: how columns were read, what was dropped."""
     kind: Kind = "label"
     target_names: list[str] | None = None
-    """What the numbers of the targets are called."""
+    """Names of the target numbers."""
     boxes: "Boxes | None" = None
     masks: "Masks | None" = None
     mask_classes: list[str] | None = None
     texts: list[str] | None = field(default=None, repr=False)
-    """What is to be written of each: a caption, a translation; or the tags of its words, with spaces between them."""
+    """The text to write for each input (a caption, a translation), or the tags of its words, separated by spaces."""
     tokenizers: "Mapping[str, Tokenizer]" = field(default_factory=dict)
-    """What makes tokens of the texts once it is trained: "source" of the inputs, "target" of what is to be written."""
+    """Trained tokenizers: "source" for the inputs, "target" for the texts to write."""
     problems: list[Problem] = field(default_factory=list)
-    """Annotations that could not be used as they are: the kind (a key of PROBLEMS), the image, the error in words."""
+    """Annotations that cannot be used unchanged: the kind (a key of PROBLEMS), the image, the error message."""
 
     def __post_init__(self) -> None:
         if not len(self.inputs):
@@ -184,30 +217,45 @@ class Data:
 
     @property
     def what(self) -> str:
-        """The word for what a model is fed."""
+        """The inputs in one word: "images" or "texts"."""
         return "texts" if isinstance(self.inputs, Texts) else "images"
 
     @property
     def images(self) -> Images:
-        """The inputs, which must be images."""
+        """The inputs; an error if they are texts."""
         if isinstance(self.inputs, Texts):
-            raise DataError(f"{self.name} has texts where images are needed.")
+            raise DataError(f"{self.name} has texts, and images are needed.")
         return self.inputs
 
     @property
     def lines(self) -> list[str]:
-        """The inputs, which must be texts."""
+        """The inputs; an error if they are images."""
         if not isinstance(self.inputs, Texts):
-            raise DataError(f"{self.name} has images where texts are needed.")
+            raise DataError(f"{self.name} has images, and texts are needed.")
         return self.inputs.lines
 
     def fingerprint(self) -> str | None:
-        """What tells these texts from others, None where there are none."""
+        """A hash of all texts; None without texts."""
         lines = [*(self.lines if isinstance(self.inputs, Texts) else []), *(self.texts or [])]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] if lines else None
 
+    def hashes(self, indices: Tensor | None = None) -> Tensor:
+        """(n,) int64: a hash of the content of each chosen input, by default of all.
+
+        The content is the bytes of an image file, the pixels of an image in memory, or a text.
+        """
+        chosen = range(len(self.inputs)) if indices is None else indices.tolist()
+        digests = [hashlib.blake2b(self._content(i), digest_size=8).digest() for i in chosen]
+        return torch.tensor([int.from_bytes(each, "little", signed=True) for each in digests], dtype=torch.long)
+
+    def _content(self, index: int) -> bytes:
+        try:
+            return self.inputs.content(index)
+        except (OSError, ImageError):  # a file that cannot be read matches only itself
+            return self.inputs.name(index).encode()
+
     def lengths(self) -> Tensor | None:
-        """Characters that are read and written for each input, by which batches are put together; None without text."""
+        """Characters read and written per input, for batches of similar length; None without text."""
         total = torch.zeros(len(self.inputs), dtype=torch.long)
         parts = [self.lines if isinstance(self.inputs, Texts) else None, self.texts]
         for texts in (part for part in parts if part is not None):
@@ -219,25 +267,25 @@ class Data:
         if "train" in empty:
             why = self.problems[0]["error"] if self.problems else self.notes[-1] if self.notes else ""
             first = f" ({why})" if why else ""
-            raise DataError(f"{self.name} has no usable {self.what[:-1]} in its training part{first}.")
+            raise DataError(f"{self.name} has no usable {self.what[:-1]} in its training split{first}.")
         if empty:
-            notes = [f"the {part} part has no usable {self.what[:-1]} and is left out" for part in empty]
+            notes = [f"the {part} split has no usable {self.what[:-1]} and was dropped" for part in empty]
             object.__setattr__(self, "splits", {part: v for part, v in self.splits.items() if part not in empty})
             object.__setattr__(self, "notes", [*self.notes, *notes])
 
     def describe(self) -> str:
-        """One line that says what this is."""
+        """A one-line summary."""
         sizes = "/".join(f"{len(v):,}" for v in self.splits.values())
         what = [f"{len(self.inputs):,} {self.what}"]
         if self.texts is not None and self.kind == "tags":
             tags = [tag for text in self.texts for tag in text.split()]
             what.append(f"{len(tags):,} words, {len(set(tags))} tags")
         elif self.texts is not None:
-            what.append(f"and what to write of each, {sum(map(len, self.texts)) / len(self.texts):.0f} characters")
+            what.append(f"each with a text to write, {sum(map(len, self.texts)) / len(self.texts):.0f} characters")
         if self.kind == "label" or (self.boxes is not None and self.kind != "numbers"):
             what.append(f"{len(self.classes)} classes")
         elif self.kind == "labels":
-            what.append(f"{len(self.classes)} classes, several to an image")
+            what.append(f"{len(self.classes)} classes, several per image")
         elif self.kind == "numbers":
             names = self.target_names or [str(i) for i in range(self.targets.shape[1])]
             what.append(f"{'numbers' if len(names) > 1 else 'number'} {', '.join(names)}")
@@ -247,41 +295,65 @@ class Data:
             what.append(f"masks of {len(self.mask_classes)} classes")
         return f"{self.name}: {', '.join(what)}, split {'/'.join(self.splits)} {sizes}"
 
-    def with_splits(self, val_fraction: float, test_fraction: float, seed: int) -> "Data":
-        """Cut the parts that are missing from the training part, class by class, always the same way."""
+    @property
+    def default_test_fraction(self) -> float:
+        """Share of the training images to test on if none is configured.
+
+        Embedded and published data (those with a recipe), texts, and fewer than `ENOUGH_TO_TEST` images are not split.
+        """
+        own = self.recipe is None and self.what == "images"
+        return TEST_FRACTION if own and len(self.splits["train"]) >= ENOUGH_TO_TEST else 0.0
+
+    def with_splits(self, val_fraction: float, test_fraction: float | None, seed: int) -> "Data":
+        """Take missing validation and test splits from the training split, stratified by class.
+
+        Args:
+            val_fraction: Share of the training split for validation; 0 for no validation split.
+            test_fraction: The same for testing; None for `default_test_fraction`.
+            seed: Decides which inputs are taken; the same seed always takes the same ones.
+        """
         data = self
+        test_fraction = self.default_test_fraction if test_fraction is None else test_fraction
         for part, fraction in (("test", test_fraction), ("val", val_fraction)):
             if part not in data.splits and fraction:
                 rest, cut = data._cut(fraction, seed)
                 if not len(cut):
                     continue
                 splits = data.splits | {"train": rest, part: cut}
-                some = f"{len(cut):,} {data.what} ({fraction:.0%} of the training part)"
-                note = f"no {part} part was given: {some} serve as one"
+                some = f"{len(cut):,} {data.what} ({fraction:.0%} of the training split)"
+                note = f"no {part} split was given: {some} are used as one"
                 data = replace(data, splits=splits, notes=[*data.notes, note])
         order = [part for part in ("train", "val", "test") if part in data.splits]
         return replace(data, splits={part: data.splits[part] for part in order})
 
     def with_label_fraction(self, fraction: float, seed: int) -> "Data":
-        """Keep a share of the training part: class by class, at least one of each; without classes, at random."""
+        """Keep a share of the training split: stratified, at least one of each class; without classes, at random."""
         if fraction == 1:
             return self
         rest, kept = self._cut(fraction, seed)
         if self.kind == "label":
-            alone = ~torch.isin(self.targets[rest], self.targets[kept])  # the only one of its class
-            kept = torch.cat([kept, rest[alone]]).sort().values
+            single = ~torch.isin(self.targets[rest], self.targets[kept])  # the only one of its class
+            kept = torch.cat([kept, rest[single]]).sort().values
         total = len(self.splits["train"])
         note = f"{len(kept):,} of {total:,} training {self.what} are used (--label-fraction {fraction:g})"
         return replace(self, splits=self.splits | {"train": kept}, notes=[*self.notes, note])
 
     def without(self, bad: Tensor, why: str) -> "Data":
-        """Leave the inputs that are True out of every part, and say how many there are in all."""
+        """Drop the inputs that are True from every split, and note their number."""
         parts = {part: indices[~bad[indices]] for part, indices in self.splits.items()}
         lost = sum(map(len, self.splits.values())) - sum(map(len, parts.values()))
         return replace(self, splits=parts, notes=[*self.notes, f"{lost:,} {why}"]) if lost else self
 
+    def refuse_problems(self, strict: bool) -> None:
+        """Raise a DataError if a problem prevents training; with `strict`, if there is any problem at all."""
+        bad = [p for p in self.problems if strict or p["kind"] in FATAL]
+        if bad:
+            counts = "; ".join(problem_notes(bad))
+            hint = " (--strict)" if strict else ""
+            raise DataError(f"{self.name} has problems{hint}: {counts}; the first: {bad[0]['error']}.")
+
     def _cut(self, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-        """The training part in two: class by class, or so that what is the same stays together."""
+        """The training split in two: stratified, or with equal texts on the same side."""
         if isinstance(self.inputs, Texts) or self.texts is not None:  # an image may have several captions
             names = [self.inputs.name(i) for i in range(len(self.inputs))]
             return split_between(names, self.splits["train"], fraction, seed)
@@ -289,7 +361,7 @@ class Data:
 
 
 def split_between(names: Sequence[str], indices: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Split indices in two, the second with `fraction` of the different names, and never all of them."""
+    """Split indices in two, the second with `fraction` of the distinct names, and never all of them."""
     members = indices.tolist()
     different = list(dict.fromkeys(names[i] for i in members))
     count = min(max(round(len(different) * fraction), 1), len(different) - 1)
@@ -302,7 +374,7 @@ def split_between(names: Sequence[str], indices: Tensor, fraction: float, seed: 
 def stratified_split(targets: Tensor, indices: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
     """Split indices in two, the second with `fraction` of each class (at least one of a class of two or more).
 
-    Targets that are no class numbers, which are whole, make one class.
+    Targets that are not integers count as one class.
     """
     if targets.is_floating_point():
         targets = torch.zeros(len(targets), dtype=torch.long)
@@ -330,7 +402,7 @@ def fold_numbers(targets: Tensor, folds: int, seed: int) -> Tensor:
 
 
 def read_text(file: Path) -> str:
-    """The text of a small file that names things."""
+    """The text of a small file, such as a list of names."""
     try:
         return file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -338,13 +410,13 @@ def read_text(file: Path) -> str:
 
 
 def problem(kind: str, image: object, error: str) -> Problem:
-    """One thing that is wrong with an annotation."""
+    """One annotation problem."""
     assert kind in PROBLEMS, kind
     return {"kind": kind, "image": str(image), "error": f"{image}: {error}"}
 
 
 def problem_notes(problems: list[Problem]) -> list[str]:
-    """A line for each kind that was found, with how many there are."""
+    """One line per kind, with the number of problems."""
     kinds = [p["kind"] for p in problems]
     return [
         f"{kinds.count(kind):,} {words} (vitral check lists them)" for kind, words in PROBLEMS.items() if kind in kinds

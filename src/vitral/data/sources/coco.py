@@ -304,7 +304,9 @@ def _read_annotation(
         problems.append(problem("box_invalid", path, f"the box must be four numbers, got {box}"))
         return
     x, y, w, h = box
-    fractions, kind, error = usable_box([x / width, y / height, (x + w) / width, (y + h) / height], 1 / max(size))
+    written = f"x {x:g}, y {y:g}, width {w:g}, height {h:g} (pixels, in an image of {width} x {height})"
+    corners = [x / width, y / height, (x + w) / width, (y + h) / height]
+    fractions, kind, error = usable_box(corners, written, 1 / max(size))
     if kind:
         problems.append(problem(kind, path, error))
     if fractions is None:

@@ -1,11 +1,11 @@
-"""A Hugging Face data set: a folder that `save_to_disk` wrote, or `hf-hub:owner/name`, fetched by `datasets`.
+"""A Hugging Face data set: a folder written by `save_to_disk`, or `hf-hub:owner/name`, fetched by `datasets`.
 
-Images stay encoded in its files and are decoded by `data/images`, like any other.
+Images stay encoded in its files and are decoded by `data/images`, like all others.
 """
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,14 @@ from torch import Tensor
 
 from vitral.config import HUB
 from vitral.data.images import AtLeast, ImageMode, read_image
-from vitral.data.sources.base import Data
-from vitral.data.sources.table import LABEL_COLUMNS, SPLIT_NAMES, sorted_classes
+from vitral.data.sources.base import Data, problem, problem_notes
+from vitral.data.sources.table import LABEL_COLUMNS, SPLIT_NAMES, Read, read_targets
 from vitral.errors import DataError, ImageError
 
 
 @dataclass(frozen=True)
 class HubImages:
-    """The image column of one or more parts, one after the other."""
+    """The image columns of one or more splits, concatenated."""
 
     parts: list[Any]
     column: str
@@ -32,53 +32,84 @@ class HubImages:
 
     def read(self, index: int, mode: ImageMode, at_least: AtLeast | None = None) -> Tensor:
         """Decode one image."""
+        cell = self._cell(index)
+        return read_image(cell["bytes"] or cell["path"], mode, at_least)
+
+    def name(self, index: int) -> str:
+        """The row number."""
+        return f"row {index}"
+
+    def content(self, index: int) -> bytes:
+        """The encoded image."""
+        cell = self._cell(index)
+        return cell["bytes"] or Path(cell["path"]).read_bytes()
+
+    def _cell(self, index: int) -> dict[str, Any]:
         part = bisect_right(self.starts, index) - 1
         cell = self.parts[part][index - self.starts[part]][self.column]
         if cell is None:
             raise ImageError(f"{self.name(index)} is missing.")
-        return read_image(cell["bytes"] or cell["path"], mode, at_least)
-
-    def name(self, index: int) -> str:
-        """Number of the row."""
-        return f"row {index}"
+        return cell
 
 
 def is_hf_folder(path: Path) -> bool:
-    """Whether `save_to_disk` wrote this folder."""
+    """Whether this folder was written by `save_to_disk`."""
     return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
 
 
-def load_hf(source: str, image_column: str | None = None, label_column: str | None = None) -> Data:
-    """Open the data set and find its columns of images and of labels."""
+def load_hf(
+    source: str, image_column: str | None = None, label_column: str | None = None, task: str | None = None
+) -> Data:
+    """Open the data set and find its image and label columns; rows without a usable label are dropped and counted."""
     parts = _open(source)
     first = next(iter(parts.values()))
     kinds = {name: type(feature).__name__ for name, feature in first.features.items()}
     image = _choose(source, kinds, image_column, [n for n, kind in kinds.items() if kind == "Image"], "image")
     labels = [n for n, kind in kinds.items() if kind == "ClassLabel"] or [n for n in LABEL_COLUMNS if n in kinds]
     label = _choose(source, kinds, label_column, labels, "label")
-    values = {part: list(data[label]) for part, data in parts.items()}
+    values = [value for data in parts.values() for value in data[label]]
     if kinds[label] == "ClassLabel":
-        classes = list(first.features[label].names)
-        targets = [value for column in values.values() for value in column]
+        read = _read_class_labels(label, values, list(first.features[label].names))
     else:
-        words = [str(value) for column in values.values() for value in column]
-        classes = sorted_classes(words)
-        numbers = {name: i for i, name in enumerate(classes)}
-        targets = [numbers[word] for word in words]
-    bad = next((value for value in targets if value is None or not 0 <= value < len(classes)), 0)
-    if bad:
-        raise DataError(f"{source}: column {label} holds {bad}, which is no class; remove those rows.")
+        read = read_targets(source, {label: ["" if value is None else str(value) for value in values]}, task)
+    good = [row for row in range(len(values)) if row not in read.bad]
+    problems = [problem("bad_target", f"{source} row {row}", error) for row, error in read.bad.items()]
+    if not good:
+        raise DataError(f"{source} has no row with a usable target; the first: {problems[0]['error']}.")
     from datasets import Image  # pyright: ignore
 
     starts = [0, *accumulate(len(data) for data in parts.values())]
-    encoded = [data.select_columns([image]).cast_column(image, Image(decode=False)) for data in parts.values()]
+    kept = [[row - a for row in good if a <= row < b] for a, b in pairwise(starts)]
+    encoded = [
+        data.select_columns([image]).cast_column(image, Image(decode=False)).select(rows)
+        for data, rows in zip(parts.values(), kept, strict=True)
+    ]
+    starts = [0, *accumulate(map(len, kept))]
     splits = {part: torch.arange(a, b) for part, a, b in zip(parts, starts, starts[1:], strict=False)}
-    name = source.removeprefix(HUB).rstrip("/").rpartition("/")[2]
-    return Data(name, HubImages(encoded, image, starts), torch.tensor(targets), classes, splits)
+    return Data(
+        name=source.removeprefix(HUB).rstrip("/").rpartition("/")[2],
+        inputs=HubImages(encoded, image, starts),
+        targets=read.targets[good],
+        classes=read.classes,
+        splits=splits,
+        notes=[f"column {image}: images", *read.notes, *problem_notes(problems)],
+        kind=read.kind,
+        target_names=[label] if read.kind == "numbers" else None,
+        texts=[read.texts[row] for row in good] if read.texts else None,
+        problems=problems,
+    )
+
+
+def _read_class_labels(column: str, values: list[int | None], classes: list[str]) -> Read:
+    """Class numbers, whose names the data set declares."""
+    bad = {i: f"{column} is {v}, not a class" for i, v in enumerate(values) if v is None or not 0 <= v < len(classes)}
+    targets = torch.tensor([0 if i in bad or v is None else v for i, v in enumerate(values)])
+    note = f"column {column}: {len(classes)} classes, because the data set declares them"
+    return Read("label", targets, classes, bad, [note])
 
 
 def _open(source: str) -> dict[str, Any]:
-    """The parts by our names for them, train first."""
+    """The splits under the names train, val and test, train first."""
     try:
         import datasets  # pyright: ignore
     except ImportError:
@@ -94,7 +125,7 @@ def _open(source: str) -> dict[str, Any]:
     named = {SPLIT_NAMES.get(part, part): data for part, data in parts.items()}
     known = {part: named[part] for part in ("train", "val", "test") if part in named and len(named[part])}
     if "train" not in known:
-        raise DataError(f"{source} has no training part, only {', '.join(parts) or 'nothing'}.")
+        raise DataError(f"{source} has no training split, only {', '.join(parts) or 'nothing'}.")
     return known
 
 

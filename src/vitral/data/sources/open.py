@@ -1,4 +1,4 @@
-"""Tell what a name or path is by its structure, and open it."""
+"""Recognize the format of a name or path by its structure, and open it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +25,7 @@ from vitral.data.tags import CONLL, is_tags, load_tags
 from vitral.data.text import is_pairs, load_pairs, load_running_text
 from vitral.errors import DataError
 
-# Where the sets that have a name may lie, besides a folder of that name here.
+# Where named data sets are looked up, in addition to a folder of that name in the working directory.
 PLACES = {
     "fashion-mnist": ["/usr/share/dataset-fashion-mnist", "/usr/share/datasets/fashion-mnist", "data/fashion-mnist"],
     "mnist": ["data/mnist"],
@@ -39,7 +39,7 @@ MADE: dict[str, Callable[[], Data]] = {
     "digits-lines": lambda: make_digit_lines()[0],
     "numbers-en-it": make_numbers,
 }
-"""Sets that are made here, by their names."""
+"""Generated data sets by name."""
 PAIRS = (".tsv", ".jsonl", ".ndjson")
 
 
@@ -50,11 +50,19 @@ def open_data(
     task: str | None = None,
     text_column: str | None = None,
 ) -> Data:
-    """Open an embedded name (`digits`), a known set, class folders, COCO, Ultralytics or mask folders, a COCO file, a
-    CSV or Parquet file, pairs of texts (TSV, JSONL, CSV), texts with a tag for each word (CoNLL, or a table), a text
-    file, tar files of samples (`shards-{000..009}.tar`), or a Hugging Face data set.
+    """Open a data set.
 
-    `task` says what a table's labels are for; the columns are found where they have usual names.
+    Args:
+        source: An embedded name (`digits`), a named set, class folders, a COCO, Ultralytics or mask folder, a COCO
+            file, a CSV or Parquet file, pairs of texts (TSV, JSONL, CSV), texts with a tag for each word (CoNLL, or a
+            table), a text file, tar files of samples (`shards-{000..009}.tar`), or a Hugging Face data set.
+        image_column: Image column of a table; by default the first with a usual name.
+        label_column: Target column of a table; several are separated by commas.
+        task: Task that decides the type of a table's targets; inferred from the cells by default.
+        text_column: Text column of a table.
+
+    Returns:
+        The data, with all decisions in `notes` and all unusable annotations in `problems`.
     """
     name, path = str(source), Path(source)
     if name == "digits":
@@ -64,7 +72,7 @@ def open_data(
     if name in MADE:
         return MADE[name]()
     if name.startswith(HUB):
-        return load_hf(name, image_column, label_column)
+        return load_hf(name, image_column, label_column, task)
     if name in PLACES and not path.exists():
         found = next(
             (place for place in map(Path, PLACES[name]) if is_idx_folder(place) or is_cifar_folder(place)), None
@@ -85,7 +93,7 @@ def open_data(
             return load_coco(path)
         return _open_file(path, image_column, label_column, task, text_column)
     if is_hf_folder(path):
-        return load_hf(str(path), image_column, label_column)
+        return load_hf(str(path), image_column, label_column, task)
     if is_idx_folder(path):
         return load_idx(path, name if name in PLACES else path.name)
     if is_cifar_folder(path):
@@ -99,9 +107,9 @@ def open_data(
 
 
 def open_images(source: str | Path, image_column: str | None = None) -> Data:
-    """Open images to learn from without labels: whatever `open_data` opens, or a folder with images anywhere in it.
+    """Open images for training without labels: everything `open_data` opens, or a folder with images at any depth.
 
-    Folders in it are classes only if no image lies beside them.
+    Folders are classes only if there are no images next to them.
     """
     path = Path(source)
     files = list_images(path)
@@ -121,7 +129,7 @@ def open_images(source: str | Path, image_column: str | None = None) -> Data:
 def _open_file(
     path: Path, image_column: str | None, label_column: str | None, task: str | None, text_column: str | None
 ) -> Data:
-    """A file that is no COCO file: told by its suffix, and a table by its task and columns."""
+    """Open a file that is not COCO: recognized by its suffix, and a table by its task and columns."""
     suffix = path.suffix.lower()
     if task == "tag" or suffix == CONLL or (task is None and suffix in (".csv", *PAIRS) and is_tags(path)):
         return load_tags(path, text_column, label_column)

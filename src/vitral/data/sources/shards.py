@@ -1,6 +1,6 @@
-"""Tar files of samples, as WebDataset packs them: files that share a name up to its first dot are one sample.
+"""Tar files of samples in WebDataset's layout: files that share a name up to its first dot are one sample.
 
-A tar is looked through once, for where its files begin; nothing is unpacked, and images are read where they lie.
+Each tar is scanned once for the offsets of its files; nothing is unpacked, and images are read in place.
 """
 
 import json
@@ -15,20 +15,20 @@ from torch import Tensor
 
 from vitral.data.images import SUFFIXES, AtLeast, ImageMode, read_image
 from vitral.data.sources.base import Data, problem, problem_notes
-from vitral.data.sources.table import LABEL_COLUMNS, SPLIT_NAMES, sorted_classes
+from vitral.data.sources.table import LABEL_COLUMNS, SPLIT_NAMES, is_missing, sorted_classes
 from vitral.data.tokenizer import tidy
 from vitral.errors import DataError, ImageError
 
 RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 LABEL, DOCUMENT, TEXT = ".cls", ".json", ".txt"
-"""What may stand beside an image: its class, facts about it, or its caption."""
+"""Files that may accompany an image: its class, a JSON document, or its caption."""
 MOST_BYTES = 2**20
-"""Of a file that is not an image."""
+"""Largest accepted size of a file that is not an image."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a file lies in a tar."""
+    """The position of a file in a tar."""
 
     tar: Path
     name: str
@@ -36,7 +36,7 @@ class Place:
     size: int
 
     def read(self) -> bytes:
-        """The file."""
+        """The bytes of the file."""
         with self.tar.open("rb") as file:
             file.seek(self.offset)
             return file.read(self.size)
@@ -62,6 +62,10 @@ class TarImages:
         """The tar, and the name in it."""
         return f"{self.places[index].tar}: {self.places[index].name}"
 
+    def content(self, index: int) -> bytes:
+        """The encoded image."""
+        return self.places[index].read()
+
 
 @dataclass
 class _Sample:
@@ -72,7 +76,7 @@ class _Sample:
     beside: dict[str, Place] = field(default_factory=dict)
 
     def label(self) -> str | None:
-        """Its class: all of .cls, or a field of .json."""
+        """The class: the content of .cls, or a field of .json."""
         if LABEL in self.beside:
             return _text(self.beside[LABEL]).strip() or None
         if DOCUMENT not in self.beside:
@@ -86,7 +90,7 @@ class _Sample:
 
 
 def expand_shards(source: str) -> list[Path]:
-    """The tar files that a name stands for: `a-{000..009}.tar`, one tar, or a folder of them; none if it is no such."""
+    """The tar files of a source: `a-{000..009}.tar`, one tar, or a folder of tars; an empty list for other sources."""
     path = Path(source)
     if path.is_dir():
         others = (each.is_dir() or each.suffix.lower() in SUFFIXES for each in path.iterdir())
@@ -103,7 +107,7 @@ def expand_shards(source: str) -> list[Path]:
 
 
 def load_shards(source: str, task: str | None = None) -> Data:
-    """Images with their classes or captions; tars called train-..., val-... and test-... are those parts."""
+    """Images with their classes or captions; tars named train-..., val-... and test-... are those splits."""
     tars = expand_shards(source)
     samples: dict[tuple[Path, str], _Sample] = {}
     for tar in tars:
@@ -116,7 +120,7 @@ def load_shards(source: str, task: str | None = None) -> Data:
     found = [(f"{tar}: {key}", sample) for (tar, key), sample in samples.items() if sample.image is not None]
     if not found:
         raise DataError(f"{source} has no images in it; a sample is NAME.jpg and NAME.cls, NAME.json or NAME.txt.")
-    labels = [sample.label() for _, sample in found]
+    labels = [None if label is None or is_missing(label) else label for label in (s.label() for _, s in found)]
     captions = task == "caption" or (task is None and not any(labels) and any(TEXT in s.beside for _, s in found))
     texts = [tidy(_text(s.beside[TEXT])) if TEXT in s.beside else "" for _, s in found] if captions else []
     told = texts if captions else labels
@@ -124,7 +128,7 @@ def load_shards(source: str, task: str | None = None) -> Data:
     if captions and not good:
         raise DataError(f"{source} has no caption in it; one stands beside its image, as NAME.txt.")
     bad = sorted(set(range(len(found))) - set(good))
-    problems = [problem("bad_target", found[i][0], "no label or text stands beside it") for i in bad]
+    problems = [problem("bad_target", found[i][0], "it has no label or text") for i in bad]
     words = [str(labels[i]) for i in good] if not captions and any(labels) else []
     classes = sorted_classes(words)
     numbers = {name: i for i, name in enumerate(classes)}
@@ -150,7 +154,7 @@ def load_shards(source: str, task: str | None = None) -> Data:
 
 
 def _files(tar: Path) -> Iterator[tuple[str, str, Place]]:
-    """The files of a tar: the name of their sample, how they end, and where they lie."""
+    """The files of a tar: the name of the sample, the extension, and the position."""
     try:
         with tarfile.open(tar, "r:") as opened:
             for member in opened:
@@ -168,7 +172,7 @@ def _files(tar: Path) -> Iterator[tuple[str, str, Place]]:
 
 
 def _part(tar: Path) -> str:
-    """Which part a tar is of, by the first word of its name."""
+    """The split of a tar, from the first word of its name."""
     first = re.split(r"[-_.{]", tar.name.lower())[0]
     part = SPLIT_NAMES.get(first, first)
     return part if part in ("val", "test") else "train"

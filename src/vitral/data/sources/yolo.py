@@ -1,4 +1,4 @@
-"""Ultralytics' folders: `images/train` beside `labels/train`, a text file for each image, a line for each box.
+"""Ultralytics folders: `images/train` next to `labels/train`, one text file per image, one line per box.
 
 A line is `class cx cy w h` in fractions of the image. `data.yaml` names the classes.
 """
@@ -19,11 +19,11 @@ from vitral.errors import DataError
 
 LABELS = ("labels",)
 ELSEWHERE = ("classes", "notes", "README")
-"""Text files that annotation tools leave among the labels and that are none."""
+"""Text files that annotation tools store among the labels but that hold none."""
 
 
 def is_yolo_folder(path: Path) -> bool:
-    """Whether there are text files in a folder of labels beside one of images."""
+    """Whether there is a folder of label files next to a folder of images."""
     return any(next(labels.rglob("*.txt"), None) for _, labels in paired_folders(path, LABELS).values())
 
 
@@ -76,7 +76,7 @@ def load_yolo(path: Path) -> Data:
 
 
 def _read(text: Path, image: Path, count: int | None, problems: list[Problem]) -> tuple[list[list[float]], int]:
-    """Class, x0, y0, x1, y1 of each box of a file, and how many of them were outlines."""
+    """Class, x0, y0, x1, y1 of each box in a file, and the number of boxes drawn from outlines."""
     rows: list[list[float]] = []
     outlines = 0
     try:
@@ -93,12 +93,16 @@ def _read(text: Path, image: Path, count: int | None, problems: list[Problem]) -
             label, values = 0.0, []
         outline = len(values) >= 6 and len(values) % 2 == 0
         if not (len(values) == 4 or outline) or not label.is_integer():
-            said = f"line {number} should be `class cx cy w h`, got {line.strip()[:60]!r}"
-            problems.append(problem("bad_line", text, said))
+            error = f"line {number} should be `class cx cy w h`, got {line.strip()[:60]!r}"
+            problems.append(problem("bad_line", text, error))
             continue
         if label < 0 or (count is not None and label >= count):
             problems.append(
-                problem("unknown_class", image, f"class {label:.0f} where there are {count or 'no negatives'}")
+                problem(
+                    "unknown_class",
+                    image,
+                    f"class {label:.0f} of line {number} is not one of the {count or 'non-negative'} classes",
+                )
             )
             continue
         if outline:
@@ -106,7 +110,8 @@ def _read(text: Path, image: Path, count: int | None, problems: list[Problem]) -
         else:
             cx, cy, w, h = values
             box = [cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2]
-        fractions, kind, error = usable_box(box)
+        written = f"of line {number}, `{line.strip()[:60]}`, in fractions of the image,"
+        fractions, kind, error = usable_box(box, written)
         if kind:
             problems.append(problem(kind, image, error))
         if fractions is not None:
@@ -144,7 +149,7 @@ def _in_order(file: Path, found: Any) -> list[str]:
 
 
 def simple_names(text: str) -> list[str] | dict[str, str] | None:
-    """The list or table under `names:` of a simple YAML text, for where PyYAML is not installed."""
+    """The list or table under `names:` of a simple YAML text, used if PyYAML is not installed."""
     at = re.search(r"^names\s*:(.*)$", text, re.MULTILINE)
     if at is None:
         return None
@@ -178,7 +183,7 @@ def _unquoted(word: str) -> str:
 
 
 def write_yolo(folder: Path, answers: Iterable[Detected]) -> None:
-    """Write a text file for each image, named like it; images that could not be read have none."""
+    """Write a text file with the name of each image; images that could not be read get none."""
     texts: dict[str, str] = {}
     for answer in answers:
         if not all(answer.size):

@@ -157,7 +157,7 @@ async function explain(view, fields, signal, pause = 0) {
   const ask = async m => {
     if (pause) await new Promise(done => setTimeout(done, pause));
     signal.throwIfAborted();
-    return Look.from(await post("/v1/explain", state.item, { model: m.name, method: view, rows: true, ...fields }, signal), m);
+    return Look.from(await post("/v1/explain", state.item, { model: m.name, method: view, rows: true, ...fields }, signal), m, state.bitmap);
   };
   $("error").hidden = true;
   try {
@@ -205,10 +205,16 @@ function turn(view) {
     $("mapWord").textContent = { attention: "Head", writing: "Token" }[view] ?? "Map";
     if (several) $("map").replaceChildren(...l.titles.map((title, i) => element("option", { value: i, textContent: title, selected: i === l.map })));
     const hint = l.live || !l.attends ? "" : "Ask any patch where it looks: tap it, or go there with the arrow keys and press Enter.";
-    const notes = [hint, MEANINGS[view], l.attends ? "" : `${l.about}.`, `Seen by the model, in pixels: ${l.part}${l.part.includes("squeezed") ? "" : `, at ${l.picture.width} x ${l.picture.height}`}.`, l.packed?.note, `Computed in ${time(l.timing.run_ms)}.`];
+    const notes = [hint, MEANINGS[view], l.attends ? "" : `${l.about}.`, `Input of the model, in pixels: ${l.part}${l.part.includes("squeezed") ? "" : `, at ${l.picture.width} x ${l.picture.height}`}.`, l.packed?.note, `Computed in ${time(l.timing.run_ms)}.`];
     $("lookNote").textContent = notes.filter(Boolean).map(note => note[0].toUpperCase() + note.slice(1)).join(" ");
   }
   draw();
+}
+
+// Pixels of the canvas for each pixel of an image.
+function zoomOf({ width, height }) {
+  const longest = Math.max(width, height);
+  return longest > LARGEST ? LARGEST / longest : Math.max(1, Math.ceil(640 / longest));
 }
 
 function draw() {
@@ -216,8 +222,7 @@ function draw() {
   $("empty").hidden = !(canvas.hidden = !l && !state.bitmap);
   $("frame").hidden = $("asked").hidden = true;
   if (canvas.hidden) return;
-  const { width, height } = l ? l.picture : state.bitmap, longest = Math.max(width, height);
-  const scale = longest > LARGEST ? LARGEST / longest : Math.max(1, Math.ceil(640 / longest));
+  const { width, height } = l ?? state.bitmap, longest = Math.max(width, height), scale = zoomOf(l ?? state.bitmap);
   const size = [Math.round(width * scale), Math.round(height * scale)];
   if (canvas.width !== size[0] || canvas.height !== size[1]) [canvas.width, canvas.height] = size;
   canvas.classList.toggle("small", longest < 200);
@@ -236,7 +241,7 @@ function draw() {
 }
 
 function drawLook(l) {
-  const strength = +$("strength").value, shown = l.draw(pen, strength / 100, colours.maps);
+  const strength = +$("strength").value, shown = l.draw(pen, zoomOf(l), strength / 100, $("style").value, colours.maps);
   frame($("frame"), l, l.frame);
   frame($("asked"), l, l.asked);
   $("say").textContent = shown.say;
@@ -261,8 +266,8 @@ function drawLook(l) {
 function frame(box, l, patch) {
   box.hidden = patch < 0;
   if (box.hidden) return;
-  const inner = canvas.getBoundingClientRect(), outer = $("stage").getBoundingClientRect(), w = inner.width / l.columns, h = inner.height / l.rows;
-  const left = inner.left - outer.left + (patch % l.columns) * w, top = inner.top - outer.top + Math.floor(patch / l.columns) * h;
+  const inner = canvas.getBoundingClientRect(), outer = $("stage").getBoundingClientRect();
+  const { x, y, w, h } = l.gridAt(inner.width / l.width).box(patch), left = inner.left - outer.left + x, top = inner.top - outer.top + y;
   Object.assign(box.style, { width: `${w}px`, height: `${h}px`, left: `${left}px`, top: `${top}px` });
 }
 
@@ -274,9 +279,9 @@ function change(values) {
 function point(event) {
   const l = look(), box = canvas.getBoundingClientRect();
   if (!l) return;
-  const c = Math.floor((event.clientX - box.left) / box.width * l.columns), r = Math.floor((event.clientY - box.top) / box.height * l.rows);
-  if (c < 0 || r < 0 || c >= l.columns || r >= l.rows) return;
-  l.choose(r * l.columns + c);
+  const patch = l.gridAt(box.width / l.width).at(event.clientX - box.left, event.clientY - box.top);
+  if (patch < 0) return;
+  l.choose(patch);
   draw();
   if (event.type === "click" && l.attends && !l.live) lookFrom({ query: l.at });
 }
@@ -300,6 +305,9 @@ $("stage").addEventListener("keydown", event => {
   if (event.key in moves) {
     const q = l.frame < 0 ? l.middle : l.frame, [dr, dc] = moves[event.key], r = Math.floor(q / l.columns) + dr, c = q % l.columns + dc;
     if (r >= 0 && c >= 0 && r < l.rows && c < l.columns) { l.choose(r * l.columns + c); draw(); }
+  } else if (event.key === "s") {
+    $("style").value = $("style").value === "smooth" ? "patches" : "smooth";
+    draw();
   } else if (!l.attends) return;
   else if (event.key === "[") step(-1); else if (event.key === "]") step(1);
   else if (event.key === "c" && !$("cls").hidden) askAll();
@@ -315,6 +323,7 @@ $("class").addEventListener("change", e => again({ class: e.target.value }));
 $("head").addEventListener("input", e => change({ head: +e.target.value }));
 $("map").addEventListener("change", e => change({ map: +e.target.value }));
 $("strength").addEventListener("input", draw);
+$("style").addEventListener("change", draw);
 $("play").addEventListener("click", play);
 $("cls").addEventListener("click", askAll);
 addEventListener("resize", draw);
@@ -377,6 +386,7 @@ async function begin() {
     const [facts, palette] = await Promise.all([get("/v1/models"), get("/page/colours.json")]);
     ({ models, index, index_reads: indexed } = facts);
     colours = palette;
+    $("style").value = colours.style;
     $("version").textContent = `vitral ${facts.version}`;
     $("model").replaceChildren(...models.map(m => element("option", { value: m.name, textContent: m.name })));
     $("samples").replaceChildren(...SAMPLES.map(name => element("button", { type: "button", title: name.split(".")[0], onclick: () => sample(name) },
