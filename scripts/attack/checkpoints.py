@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,7 +60,7 @@ def edit_tensors(tensors: dict[str, Tensor], chance: Random) -> dict[str, Tensor
 
 def write_sources(folder: Path) -> None:
     """Write one small model in every format: a folder for each, which holds what a user would have."""
-    model = redraw(create_model("vit_tiny_patch16_224", **OPTIONS), seed=1)
+    model: Any = redraw(create_model("vit_tiny_patch16_224", **OPTIONS), seed=1)
     model.labels = ["ant", "bee", "cow"]
     state = {name: value.contiguous() for name, value in model.state_dict().items()}
     places = {name: folder / name for name in (*FILES, *FOLDERS)}

@@ -72,11 +72,24 @@ def _odd_method(chance: Random) -> bytes:
 
 
 def _odd_path(chance: Random) -> bytes:
-    path = chance.choice([
-        "/page/../../../../etc/passwd", "/page/%2e%2e/%2e%2e/etc/passwd", "/page/..%2f..%2fapp.py", "//", "/" * 5000,
-        "/%00", "/v1/predict/../../x", "/%ff%fe", "http://example.org/", "/page/\\..\\..\\x", "/v1/predict?" + "a=b&" * 900,
-        "/thumbnails/-1", "/thumbnails/99999999999999999999", "/page/é",
-    ])  # fmt: skip
+    path = chance.choice(
+        [
+            "/page/../../../../etc/passwd",
+            "/page/%2e%2e/%2e%2e/etc/passwd",
+            "/page/..%2f..%2fapp.py",
+            "//",
+            "/" * 5000,
+            "/%00",
+            "/v1/predict/../../x",
+            "/%ff%fe",
+            "http://example.org/",
+            "/page/\\..\\..\\x",
+            "/v1/predict?" + "a=b&" * 900,
+            "/thumbnails/-1",
+            "/thumbnails/99999999999999999999",
+            "/page/é",
+        ]
+    )
     return request(chance.choice(["GET", "HEAD"]), path, {"Authorization": f"Bearer {KEY}"})
 
 
@@ -104,8 +117,15 @@ def _odd_length(chance: Random) -> bytes:
 
 
 def _odd_chunks(chance: Random) -> bytes:
-    head = request("POST", PATHS[0], {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json",
-                                      "Transfer-Encoding": chance.choice(["chunked", "chunked, chunked", "gzip"])})  # fmt: skip
+    head = request(
+        "POST",
+        PATHS[0],
+        {
+            "Authorization": f"Bearer {KEY}",
+            "Content-Type": "application/json",
+            "Transfer-Encoding": chance.choice(["chunked", "chunked, chunked", "gzip"]),
+        },
+    )
     chunk = b"10000\r\n" + bytes(65536) + b"\r\n"
     rest = [
         chunk * 20,
@@ -132,10 +152,20 @@ def _damaged_form(chance: Random) -> bytes:
 
 def _bomb_of_json(chance: Random) -> bytes:
     bodies = [
-        b"[" * 100_000, b'{"a":' * 50_000, b'{"image":' + b"9" * 100_000 + b"}", b'{"image":"' + b"\\u0041" * 100_000 + b'"}',
-        b"{" + b'"image":"a",' * 30_000 + b'"x":1}', b'{"image":"' + b"A" * 900_000 + b'"}', b'"\\ud800"', b"NaN", b"",
-        b'{"image":1e999999}', b'{"image":null}', b"\xff\xfe{", b"0" * 500_000,
-    ]  # fmt: skip
+        b"[" * 100_000,
+        b'{"a":' * 50_000,
+        b'{"image":' + b"9" * 100_000 + b"}",
+        b'{"image":"' + b"\\u0041" * 100_000 + b'"}',
+        b"{" + b'"image":"a",' * 30_000 + b'"x":1}',
+        b'{"image":"' + b"A" * 900_000 + b'"}',
+        b'"\\ud800"',
+        b"NaN",
+        b"",
+        b'{"image":1e999999}',
+        b'{"image":null}',
+        b"\xff\xfe{",
+        b"0" * 500_000,
+    ]
     return _post(chance.choice(bodies), "application/json", chance.choice(PATHS))
 
 
