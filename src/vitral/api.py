@@ -75,10 +75,9 @@ def resolve_training(
     config = resolve_config(data, given, task, preset, resumed)
     if config.model != AUTO or resumed is not None or data.what != "images":
         return config, []
-    choice = choose(survey(data, task or infer_task(data)), _can_be_had)
-    explicit = {name: value for name, value in given.items() if name != "model"}
-    layers = (choice.options, read_preset(preset) if preset else {}, explicit)
-    return TrainConfig.from_dict(layered(*layers)), choice.lines
+    explicit = layered(read_preset(preset) if preset else {}, {k: v for k, v in given.items() if k != "model"})
+    choice = choose(survey(data, task or infer_task(data)), _can_be_had, explicit)
+    return TrainConfig.from_dict(layered(choice.options, explicit)), choice.lines
 
 
 def _can_be_had(weights: str) -> bool:

@@ -70,22 +70,36 @@ def survey(data: Data, task: str) -> Facts:
     return Facts(len(train), int(median(sides)) if sides else 0, data.in_chans, task)
 
 
-def choose(facts: Facts, find_weights: Callable[[str], bool], memory: int | None = None) -> Choice:
-    """Choose for these facts; `find_weights` answers whether weights of a name are cached or can be downloaded."""
+def choose(
+    facts: Facts,
+    find_weights: Callable[[str], bool],
+    given: Mapping[str, Any] | None = None,
+    memory: int | None = None,
+) -> Choice:
+    """Choose for these facts.
+
+    Args:
+        facts: What is known about the data.
+        find_weights: Whether published weights of a name are on this machine or can be downloaded.
+        given: Options that the user gives: other options follow from them, such as the warm-up from the epochs.
+        memory: Bytes of memory; by default those of this machine.
+    """
+    given = given or {}
     if facts.small:
-        return _fitted(_small(facts), facts, memory)
-    weights = next(filter(find_weights, PRETRAINED), None)
-    return _fitted(_pretrained(facts, weights) if weights else _scratch(facts), facts, memory)
+        return _fitted(_small(facts, given), facts, memory)
+    weights = next(filter(find_weights, PRETRAINED), None) if facts.task != "caption" else None
+    choice = _pretrained(facts, given, weights) if weights else _scratch(facts, given)
+    return _fitted(choice, facts, memory)
 
 
 # ---- three ways to train ----
 
 
-def _pretrained(facts: Facts, weights: str) -> Choice:
+def _pretrained(facts: Facts, given: Mapping[str, Any], weights: str) -> Choice:
     """Fine-tune published weights, after a linear probe of their features."""
-    size = image_size(facts)
-    batch = 16 if facts.images < 1000 else 32
-    epochs = epochs_for(steps=320, images=facts.images, batch=batch, low=4, high=40)
+    size = given.get("img_size") or image_size(facts)
+    batch = given.get("batch_size") or (16 if facts.images < 1000 else 32)
+    epochs = given.get("epochs") or epochs_for(320, facts.images, batch, low=4, high=40)
     options = {
         "model": weights, "img_size": size, "batch_size": batch, "epochs": epochs, "warmup_epochs": epochs / 10,
         "optimizer": "adamw", "lr": 2e-4, "layer_decay": 0.75, "weight_decay": 0.05, "ema": 0.98,
@@ -95,7 +109,7 @@ def _pretrained(facts: Facts, weights: str) -> Choice:
         options |= {"probe": "first", "crop": "squash", "pool": "cls_mean"}
     if facts.task == "classify":
         options["label_smoothing"] = 0.1
-    reason = f"{weights} at {size} x {size} pixels, fine-tuned for {epochs} epochs of batches of {batch}, because the "
+    reason = f"{weights} at {size} pixels, fine-tuned for {epochs} epochs of batches of {batch}, because the "
     reason += f"{facts.images:,} training images are in colour and about {facts.side} pixels high or wide"
     return Choice(options, reason, "--model vit_lite_conv_patch4_32 trains from scratch; --preset probe stops early")
 
@@ -104,10 +118,10 @@ PROBED = ("classify", "multilabel", "regress")
 """Tasks whose head is one linear layer on the pooled features."""
 
 
-def _scratch(facts: Facts) -> Choice:
+def _scratch(facts: Facts, given: Mapping[str, Any]) -> Choice:
     """Train a small model from scratch at a moderate size: nothing pretrained can be had."""
-    batch = 32 if facts.images < 2000 else 64
-    epochs = epochs_for(steps=3000, images=facts.images, batch=batch, low=20, high=300)
+    batch = given.get("batch_size") or (32 if facts.images < 2000 else 64)
+    epochs = given.get("epochs") or epochs_for(3000, facts.images, batch, low=20, high=300)
     options = {
         "model": "vit_micro_conv_patch8_64", "batch_size": batch, "epochs": epochs, "warmup_epochs": epochs / 20,
         "optimizer": "muon", "lr": 2e-3, "muon_lr": 0.01, "weight_decay": 0.05, "ema": 0.995,
@@ -121,12 +135,13 @@ def _scratch(facts: Facts) -> Choice:
     return Choice(options, reason, f"vitral fetch {PRETRAINED[-1]} gets weights that usually double the accuracy")
 
 
-def _small(facts: Facts) -> Choice:
+def _small(facts: Facts, given: Mapping[str, Any]) -> Choice:
     """Train a small model from scratch: the images are grey or tiny."""
-    batch = 32 if facts.images < 2000 else 64 if facts.images < 10_000 else TrainConfig().batch_size
-    epochs = epochs_for(steps=2000, images=facts.images, batch=batch, low=TrainConfig().epochs, high=200)
+    usual = 32 if facts.images < 2000 else 64 if facts.images < 10_000 else TrainConfig().batch_size
+    batch = given.get("batch_size") or usual
+    epochs = given.get("epochs") or epochs_for(2000, facts.images, batch, low=TrainConfig().epochs, high=200)
     options = {
-        "model": "vit_lite_conv_patch4_32", "batch_size": batch, "epochs": epochs, "warmup_epochs": max(epochs / 20, 1),
+        "model": "vit_lite_conv_patch4_32", "batch_size": batch, "epochs": epochs, "warmup_epochs": epochs / 20,
         "eval_every": max(1, epochs // 30),
     }  # fmt: skip
     kind = "grey" if facts.channels == 1 else f"only about {facts.side} pixels high or wide"
