@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Unpack, cast
 
@@ -26,6 +26,7 @@ from vitral.data.sources.open import open_data, open_images
 from vitral.errors import ConfigError
 from vitral.inference.evaluate import evaluate_run, probe_source
 from vitral.inference.export import Exported, describe, format_of, is_of_text, write_export
+from vitral.inference.frozen import FrozenStart
 from vitral.inference.health import QUERIES, Health
 from vitral.inference.predictor import Predictor
 from vitral.inference.quantize import quantize
@@ -38,9 +39,13 @@ from vitral.reporting.pretrain import PICTURES, draw_progress, write_pretraining
 from vitral.signatures import list_options
 from vitral.tasks.method import Method
 from vitral.tasks.open import infer_task
+from vitral.training.auto import AUTO, choose, survey
 from vitral.training.finetune import require_weights
 from vitral.training.pretrain import pretrain_model
 from vitral.training.session import Run, train_model
+from vitral.weights.fetch import available
+from vitral.weights.hub import hub_reachable
+from vitral.weights.pretrained import find_pretrained
 from vitral.weights.rundir import PRETRAIN, AnyModel, RunConfig, is_run, read_run_config
 
 
@@ -61,6 +66,27 @@ def resolve_config(
         names = [f"{data.recipe}-{task or infer_task(data)}", data.recipe] if data.recipe else []
         base = next((read_recipe(name) for name in names if name in list_recipes()), {})
     return TrainConfig.from_dict(layered(base, read_preset(preset) if preset else {}, given))
+
+
+def resolve_training(
+    data: Data,
+    given: Mapping[str, Any],
+    task: str | None = None,
+    preset: str | None = None,
+    resumed: RunConfig | None = None,
+) -> tuple[TrainConfig, list[str]]:
+    """As `resolve_config`, with `--model auto` resolved from the data: the options, and what to report about them."""
+    config = resolve_config(data, given, task, preset, resumed)
+    if config.model != AUTO or resumed is not None or data.what != "images":
+        return config, []
+    explicit = layered(read_preset(preset) if preset else {}, {k: v for k, v in given.items() if k != "model"})
+    choice = choose(survey(data, task or infer_task(data)), _can_be_had, explicit)
+    return TrainConfig.from_dict(layered(choice.options, explicit)), choice.lines
+
+
+def _can_be_had(weights: str) -> bool:
+    """Whether published weights are on this machine, or can be downloaded."""
+    return available(weights) is not None or (bool(find_pretrained(weights).repository) and hub_reachable())
 
 
 @list_options
@@ -100,7 +126,8 @@ def train(
     if task is None and resumed is not None:
         task = cast(TaskName, resumed.task)
     opened = data if isinstance(data, Data) else open_data(data, task=task)
-    config = resolve_config(opened, options, task, preset, resumed)
+    config, notes = resolve_training(opened, options, task, preset, resumed)
+    opened = replace(opened, notes=[*opened.notes, *notes])
     return train_and_report(
         opened, config, Path(out), task=task, preset=preset, resume=resume, quiet=quiet, command=command
     )
@@ -122,6 +149,7 @@ def train_and_report(
 
     return train_model(
         data, config, out, task=task, resume=resume, quiet=quiet, command=command,
+        start=None if config.probe == "none" else FrozenStart(),
         report=lambda run: write_report(run.path, run.data),
     )  # fmt: skip
 

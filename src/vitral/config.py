@@ -24,6 +24,7 @@ Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "swiglu"]
 Pooling = Literal["cls", "mean", "max", "map", "cls_mean", "cls_dist"]
 HeadKind = Literal["linear", "mlp", "mlp_tanh", "distilled"]
 Interpolation = Literal["bilinear", "bicubic"]
+ProbeUse = Literal["none", "first", "only"]
 CropMode = Literal["center", "squash", "squash_center", "pad"]
 ResNetKind = Literal["resnet8", "resnet18", "resnet34", "resnet50", "resnet101"]
 NearestKind = Literal["exact", "hnsw", "ivf"]
@@ -40,7 +41,7 @@ SegmentHead = Literal["linear", "conv", "mask"]
 ClassWeights = Literal["none", "balanced"]
 TokenizerKind = Literal["characters", "bpe"]
 MethodName = Literal["dino", "mae"]
-Preset = Literal["linear", "lora", "full"]
+Preset = Literal["linear", "lora", "full", "probe"]
 ProbeKind = Literal["knn", "linear"]
 ProbeFeatures = Literal["pooled", "cls", "mean", "cls_mean"]
 EngineName = Literal["eager", "packed", "compile", "onnxruntime", "openvino"]
@@ -1108,6 +1109,8 @@ class LoopConfig(Options):
     """Decides which images become the validation and test splits of data without them; `seed` does not."""
     eval_every: int = 1
     """Epochs between evaluations on the validation part."""
+    patience: int | None = None
+    """Stop after this many evaluations on the validation part without an improvement; None trains to the end."""
     save_minutes: float = 5.0
     """Minutes between checkpoints; there is also one at the end of the run."""
     save_steps: int | None = None
@@ -1137,6 +1140,8 @@ class LoopConfig(Options):
         whole = ["epochs", "batch_size", "accumulate", "eval_every", "log_steps", "max_bad_steps"]
         self._check_numbers(whole + ["max_steps"] * (self.max_steps is not None), 1, whole=True)
         self._check_numbers(["workers", "split_seed"], 0, whole=True)
+        if self.patience is not None:
+            self._check_numbers(["patience"], 1, whole=True)
         self._check_numbers(["lr", "muon_lr", "weight_decay", "warmup_epochs", "save_minutes"], 0)
         self._check_numbers(["seed"], -(2**63), whole=True)
         self._check_numbers(["save_steps"] * (self.save_steps is not None), 1, whole=True)
@@ -1176,6 +1181,18 @@ class LoRAOptions(Options):
 class TrainConfig(LoopConfig):
     """Everything that decides how a model is trained."""
 
+    model: str = "auto"
+    """`auto` chooses a model, its image size and the budget from the data. Otherwise the name of a model
+    (`vitral models`), with options behind it if need be (NAME+block=post+reg_tokens=4), or weights to start from: a
+    name of `vitral models --pretrained`, a run, a file, hf-hub:owner/name."""
+    crop: CropMode | None = None
+    """How images are brought to the model's size: its centre, the whole image squeezed, or padded; by default as the
+    model was trained."""
+    pool: Pooling | None = None
+    """What the head of a ViT reads; by default as the model was trained."""
+    probe: ProbeUse = "none"
+    """Fit a linear head on frozen features: not at all, first, as the start of fine-tuning, or only. After fine-tuning,
+    the better of the two is kept."""
     label_smoothing: float = 0.0
     """Share of a target that is spread over all classes."""
     patch_drop: float = 0.0
@@ -1211,6 +1228,8 @@ class TrainConfig(LoopConfig):
         shares = ["label_smoothing", "patch_drop", *(["test_fraction"] if self.test_fraction is not None else [])]
         self._check_numbers(shares, 0, 1)
         self._check_numbers(["freeze_layers"], 0, whole=True)
+        if self.patience is not None and self.select == "last":
+            object.__setattr__(self, "select", "best")
         if not _is_number(self.label_fraction) or not 0 < self.label_fraction <= 1:
             raise ConfigError(f"label_fraction must be above 0 and at most 1, got {self.label_fraction!r}.")
         if self.lora.rank and (self.freeze or self.freeze_layers):

@@ -132,6 +132,7 @@ class LoopConfigDict(TypedDict, total=False):
     val_fraction: float
     split_seed: int
     eval_every: int
+    patience: int | None
     save_minutes: float
     save_steps: int | None
     log_steps: int
@@ -153,6 +154,10 @@ class LoRAOptionsDict(TypedDict, total=False):
 class TrainConfigDict(LoopConfigDict, total=False):
     """Fields of `vitral.config.TrainConfig`."""
 
+    model: str
+    crop: config.CropMode | None
+    pool: config.Pooling | None
+    probe: config.ProbeUse
     label_smoothing: float
     patch_drop: float
     freeze: str

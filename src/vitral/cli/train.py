@@ -68,17 +68,20 @@ class Options:
     """Print the metrics as JSON, and nothing else."""
     train: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=TrainConfig)
     """How to train."""
+    notes: tyro.conf.Suppress[tuple[str, ...]] = ()
+    """What `--model auto` has chosen, and why."""
 
 
 def defaults(options: Options, flags: Set[str]) -> Options:
     """Return the options that flags are put over: the recipe, or the resumed run, under --preset and --config."""
-    from vitral.api import resolve_config, run_to_resume
+    from vitral.api import resolve_training, run_to_resume
 
     data = opened(options)
     given = given_options(options.config, options.train, flags)
     resumed = run_to_resume(Path(options.out or f"runs/{data.name}"), options.resume)
-    train = resolve_config(data, given, options.task, options.preset, resumed)
-    return Options(data=options.data, task=resumed.task if resumed else None, train=train)  # type: ignore[arg-type]
+    train, notes = resolve_training(data, given, options.task, options.preset, resumed)
+    task: Any = resumed.task if resumed else None
+    return Options(data=options.data, task=task, train=train, notes=tuple(notes))
 
 
 def opened(options: Options) -> "Data":
@@ -102,6 +105,7 @@ def run(options: Options) -> None:
     from vitral.tasks.open import TASKS
 
     data = opened(options)
+    data = replace(data, notes=[*data.notes, *options.notes])
     out = Path(options.out or f"runs/{data.name}")
     runs = []
     for i in range(options.seeds):

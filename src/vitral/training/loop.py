@@ -54,6 +54,8 @@ class State:
     skipped: Count = 0
     unreadable: Count = 0
     best: float = float("-inf")
+    stale: Count = 0
+    """Evaluations on the validation part since the best."""
     progress: Finite = 0.0
     """Of the last step, which schedules that are read between steps follow."""
     finished: bool = False
@@ -151,6 +153,9 @@ def fit(
             hooks.log({"split": "train", **line, **meter.read(), "seconds": state.seconds})
         if rest == 0 and hooks.validate is not None and (epoch % config.eval_every == 0 or state.step == total):
             evaluate_average(model, ema, measure, objective.better, hooks, state, epoch)
+            if config.patience is not None and state.stale >= config.patience:
+                hooks.warn(f"stopped early after epoch {epoch}: no improvement in {state.stale} evaluations")
+                break
         if processes.any(due(config, state, last_save)):
             last_save = time.monotonic()
             save()
@@ -258,8 +263,9 @@ def evaluate_average(
     statistics = measure()
     model.eval()
     metrics = hooks.validate(epoch)
+    state.stale += 1
     if metrics[better] > state.best:
-        state.best = metrics[better]
+        state.best, state.stale = metrics[better], 0
         hooks.keep_best()
     ema.swap()
     norms.restore(model, statistics)

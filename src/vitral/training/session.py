@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ from vitral.training.seen import write_seen
 from vitral.weights.atomic import save_tensors, write_atomically
 from vitral.weights.fetch import is_source, origin_of
 from vitral.weights.files import read_tensors
-from vitral.weights.load import load_backbone, with_stochastic_depth
+from vitral.weights.load import load_backbone, with_pooling, with_stochastic_depth
 from vitral.weights.lock import locked
 from vitral.weights.rundir import CONFIG, REPORT, TOKENIZERS, WEIGHTS, architecture_of, config_document, read_run_config
 
@@ -110,15 +110,35 @@ class Run(Tabular):
         return shown if by_group == splits else shown + html_table(*by_group)
 
 
+class Start(Protocol):
+    """What gives a new model a head before it is trained, and judges afterwards whether training was worth it."""
+
+    result: dict[str, Any]
+    """What is recorded in the run."""
+
+    def prepare(self, model: Any, task: Task, data: Data, say: Callable[[str], None]) -> None:
+        """Fit the head."""
+        ...
+
+    def prefers_training(self, found: Found, say: Callable[[str], None]) -> bool:
+        """Whether the trained model, judged by what it found on validation images, is the better one."""
+        ...
+
+    def restore(self, model: Any) -> None:
+        """Give an untrained model the fitted head again."""
+        ...
+
+
 def train_model(
     data: Data, config: TrainConfig, out: Path, *, task: str | None = None, resume: bool = False, quiet: bool = False,
-    command: str = "", report: Callable[[Run], object] | None = None,
+    command: str = "", start: Start | None = None, report: Callable[[Run], object] | None = None,
 ) -> Run:  # fmt: skip
     """Train a model on a data set and write its run directory, which is locked until `report` has returned.
 
     The task is inferred from the data unless it is named. With `resume`, a run in `out` continues from its newest
-    checkpoint; if there is none, one is started.
+    checkpoint; if there is none, one is started. `start` is what `config.probe` asks for.
     """
+    assert (start is None) == (config.probe == "none")
     data.refuse_problems(config.strict)
     data = data.with_splits(config.val_fraction, config.test_fraction, config.split_seed)
     split = data.with_label_fraction(config.label_fraction, config.seed)
@@ -174,8 +194,13 @@ def train_model(
                 if who.first:
                     save_checkpoint(out / "checkpoints", state)
 
-            hooks = Hooks(log.line, validate if "val" in data.splits else None, save, keep_best, log.warn, stop)
-            state = fit(model, made, loader, config, hooks, who, device, dtype, checkpoint)
+            if start is not None:
+                start.prepare(model, made, data, log.say)
+            if config.probe == "only":
+                state = State(finished=True)
+            else:
+                hooks = Hooks(log.line, validate if "val" in data.splits else None, save, keep_best, log.warn, stop)
+                state = fit(model, made, loader, config, hooks, who, device, dtype, checkpoint)
             if state.unreadable:
                 log.warn(f"{state.unreadable} reads of images failed; vitral check names the files")
             if config.select == "best" and (out / "best.safetensors").is_file():
@@ -183,6 +208,13 @@ def train_model(
             merge_lora(model)  # what is evaluated and written is the plain model
             if not who.first:
                 return Run(out, {}, data, wrote=False)
+            if start is not None:
+                if config.probe == "first" and "val" in data.splits:
+                    found = find(model, made, data, data.splits["val"], inputs, config.batch_size)
+                    if not start.prefers_training(found, log.say):
+                        model = _make_model(data, config, made, texts, device)
+                        start.restore(model)
+                describe |= {"probe": start.result}
             write_seen(out, split)
             run = _finish(out, model, made, data, inputs, config.batch_size, describe, state, log)
         return write_missing_report(run, report)
@@ -224,7 +256,8 @@ def _make_model(data: Data, config: TrainConfig, task: Task, texts: TextInputs |
     if task.outputs and backbone.labels not in (None, task.labels):
         init_weights(backbone.head)  # as many outputs, but learnt for others
     model = task.build(backbone)
-    model.preprocess = task.preprocess(backbone.preprocess)  # type: ignore[assignment]
+    given = backbone.preprocess if config.crop is None else replace(backbone.preprocess, crop_mode=config.crop)
+    model.preprocess = task.preprocess(given)  # type: ignore[assignment]
     return model.to(device)
 
 
@@ -236,7 +269,8 @@ def make_backbone(config: LoopConfig, in_chans: int, num_classes: int, **fresh: 
         if hasattr(model_spec(config.model).config, "drop_path_rate"):  # not every network has branches to drop
             options["drop_path_rate"] = config.drop_path_rate
         return create_model(config.model, seed=config.seed, **options, **fresh)
-    return with_stochastic_depth(load_backbone(config.model, **options), config.drop_path_rate)
+    model = with_stochastic_depth(load_backbone(config.model, **options), config.drop_path_rate)
+    return with_pooling(model, config.pool) if isinstance(config, TrainConfig) else model
 
 
 def drop_patches(model: Any, rate: float, task: str) -> None:

@@ -208,6 +208,20 @@ def with_stochastic_depth(model: Backbone, rate: float) -> Backbone:
     return again
 
 
+def with_pooling(model: Backbone, pool: str | None) -> Backbone:
+    """The same weights in a ViT whose head, which is new, reads something else."""
+    config = model.config
+    if pool is None or pool == getattr(config, "global_pool", None):
+        return model
+    if not isinstance(config, ViTConfig):
+        raise ConfigError(f"--pool is for ViTs; this model is a {type(model).__name__}.")
+    again = build_backbone(ViTConfig.from_dict({**config.to_dict(), "global_pool": pool}))
+    body = {name: value for name, value in model.state_dict().items() if not name.startswith(("head.", "attn_pool."))}
+    again.load_state_dict(again.state_dict() | body)
+    again.preprocess, again.load_report = model.preprocess, model.load_report
+    return again
+
+
 def _target(
     config: ViTConfig, num_classes: int | None, img_size: Size | None, in_chans: int | None, patch_size: Size | None
 ) -> ViTConfig:

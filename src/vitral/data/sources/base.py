@@ -389,6 +389,18 @@ def stratified_split(targets: Tensor, indices: Tensor, fraction: float, seed: in
     return torch.cat(rest).sort().values, torch.cat(cut).sort().values
 
 
+def fold_numbers(targets: Tensor, folds: int, seed: int) -> Tensor:
+    """The fold (n,) of each sample: 0 to folds - 1, each with its share of every class; numbers make one class."""
+    if targets.is_floating_point() or targets.ndim > 1:
+        targets = torch.zeros(len(targets), dtype=torch.long)
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(targets), generator=generator)
+    order = order[targets[order].argsort(stable=True)]  # classes one after the other, each in random order
+    numbers = torch.empty(len(targets), dtype=torch.long)
+    numbers[order] = torch.arange(len(targets)) % folds
+    return numbers
+
+
 def read_text(file: Path) -> str:
     """The text of a small file, such as a list of names."""
     try:
