@@ -13,7 +13,7 @@ GROUPS = ("TrainConfig", "PretrainConfig", "CompareConfig", "Probing", "Quantize
 """The groups of options that functions accept as keywords; the groups inside them follow."""
 OMITTED = {("CompareConfig", "models")}
 """Fields that the function has as a parameter of its own."""
-PATHS = {("LoopConfig", "model")}
+PATHS = {("LoopConfig", "model"), ("TrainConfig", "model")}
 """Text that may also be a path or a run."""
 HEADER = '''"""Options as types: the keywords of `vitral.train` and others, for type checkers and completion in editors.
 

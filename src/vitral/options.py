@@ -154,7 +154,7 @@ class LoRAOptionsDict(TypedDict, total=False):
 class TrainConfigDict(LoopConfigDict, total=False):
     """Fields of `vitral.config.TrainConfig`."""
 
-    model: str
+    model: str | PathLike[str]
     crop: config.CropMode | None
     pool: config.Pooling | None
     probe: config.ProbeUse
