@@ -274,7 +274,7 @@ def read_run_config(path: Path) -> RunConfig:
 
 def _history(document: Mapping[str, Any]) -> History | None:
     """How a run was trained, None for weights that were saved without a training run."""
-    return conform(document, History, "") if document.keys() & {"train", "data"} else None
+    return conform(document, History, "") if "data" in document else None
 
 
 def _encoder(model: AnyConfig) -> BackboneConfig | TextConfig:
