@@ -482,6 +482,16 @@ def test_copies_are_found(predictor, photos, tmp_path):
         index.duplicates(1.5)
 
 
+@pytest.mark.parametrize(("spread", "doubtful"), [(0.01, True), (3.0, False)])
+def test_a_model_that_cannot_tell_images_apart_is_named(predictor, photos, tmp_path, monkeypatch, spread, doubtful):
+    index, _ = Index.build(predictor, photos, tmp_path / "i")
+    planted = 1 + spread * torch.randn(len(index), 16, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(Index, "vectors", property(lambda self: planted))
+    assert ("does not tell these images apart: half of all pairs" in index.doubt(0.95)) is doubtful
+    monkeypatch.setattr(Index, "vectors", property(lambda self: planted[:2]))
+    assert index.doubt(0.95) == ""
+
+
 def test_a_model_without_a_file_must_be_given_again(photos, tmp_path):
     model = create_model("vit_nano_patch2_8", num_classes=3, in_chans=3, seed=5)
     index, _ = Index.build(Predictor(model), photos, tmp_path / "i")

@@ -66,6 +66,9 @@ def run(options: Options) -> None:
     for name, why in () if options.json else change.unreadable.items():
         print(f"warning: {why if name in why else f'{name}: {why}'}", file=sys.stderr)
     groups = index.duplicates(options.least) if options.duplicates else []
+    doubt = index.doubt(options.least) if options.duplicates else ""
+    if doubt and not options.json:
+        print(f"warning: {doubt}", file=sys.stderr)
     if options.page:
         from vitral.reporting.search import write_duplicates
 
@@ -73,7 +76,7 @@ def run(options: Options) -> None:
     if options.json:
         done = {"added": change.added, "kept": change.kept, "removed": change.removed, "unreadable": change.unreadable}
         document: dict[str, Any] = {"index": index.place, f"{what}s": len(index), **done, "seconds": change.seconds}
-        print_json(document | ({"duplicates": groups} if options.duplicates else {}))
+        print_json(document | ({"duplicates": groups, "warning": doubt} if options.duplicates else {}))
         return
     rate = f" ({change.added / change.seconds:,.0f} a second)" if change.added and change.seconds else ""
     failed = f", {len(change.unreadable):,} cannot be read" if change.unreadable else ""

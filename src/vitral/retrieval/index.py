@@ -29,6 +29,8 @@ from vitral.retrieval.store import Embedding, Item, Manifest, Rows, Store
 from vitral.signatures import list_options
 from vitral.weights.pretrained import is_pretrained
 
+PAIRS = 2000
+"""Random pairs by which it is judged whether a model tells items apart."""
 LARGE = 500_000
 """Vectors from which on neighbours are not looked for one by one, unless it is asked for."""
 
@@ -238,6 +240,25 @@ class Index:
         """Groups of items that hang together by cosines of at least `least`, the largest group first."""
         check_least(least)
         return [[self._name(self.items[i]) for i in group] for group in near_groups(self.vectors, least)]
+
+    def doubt(self, least: float) -> str:
+        """Why near copies found by a cosine of `least` mean little: the model cannot tell the items apart; else empty.
+
+        Judged by the median cosine of random pairs, which for a useful model is far below that of copies.
+        """
+        n = len(self.vectors)
+        if n < 3:
+            return ""
+        one = torch.randint(n, (PAIRS,), generator=torch.Generator().manual_seed(0))
+        other = (one + torch.randint(1, n, (PAIRS,), generator=torch.Generator().manual_seed(1))) % n  # never the same
+        typical = float(F.cosine_similarity(self.vectors[one].float(), self.vectors[other].float()).median())
+        if typical < least:
+            return ""
+        return (
+            f"this model does not tell these {self.manifest.what}s apart: half of all pairs have a cosine of at least "
+            f"{typical:.4f}, so the groups mean little. Use pretrained weights (vitral models --pretrained), or a "
+            f"--least above that."
+        )
 
     def _name(self, item: Item) -> str:
         return str(Path(self.manifest.folder) / item.name) if self.manifest.what == "image" else item.name
