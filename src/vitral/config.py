@@ -24,6 +24,7 @@ Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "swiglu"]
 Pooling = Literal["cls", "mean", "max", "map", "cls_mean", "cls_dist"]
 HeadKind = Literal["linear", "mlp", "mlp_tanh", "distilled"]
 Interpolation = Literal["bilinear", "bicubic"]
+Balancing = Literal["auto", "none", "root", "balanced"]
 ProbeUse = Literal["none", "first", "only"]
 CropMode = Literal["center", "squash", "squash_center", "pad"]
 ResNetKind = Literal["resnet8", "resnet18", "resnet34", "resnet50", "resnet101"]
@@ -1193,6 +1194,10 @@ class TrainConfig(LoopConfig):
     probe: ProbeUse = "none"
     """Fit a linear head on frozen features: not at all, first, as the start of fine-tuning, or only. After fine-tuning,
     the better of the two is kept."""
+    class_weights: Balancing = "auto"
+    """Weights of the classes in the loss of `--task classify`: `balanced` gives every class the same total, `root` is
+    halfway there (the square root of those weights); `auto` is `root` if the largest class has more than 10 times the
+    images of the smallest."""
     label_smoothing: float = 0.0
     """Share of a target that is spread over all classes."""
     patch_drop: float = 0.0

@@ -158,6 +158,7 @@ class TrainConfigDict(LoopConfigDict, total=False):
     crop: config.CropMode | None
     pool: config.Pooling | None
     probe: config.ProbeUse
+    class_weights: config.Balancing
     label_smoothing: float
     patch_drop: float
     freeze: str

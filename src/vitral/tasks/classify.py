@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitral.config import TrainConfig
+from vitral.config import Balancing, TrainConfig
 from vitral.data.sources.base import Data
 from vitral.data.targets import Targets, Values
 from vitral.errors import DataError
@@ -17,6 +17,10 @@ from vitral.tasks.base import Answer, Found, Frame, Task
 from vitral.tasks.drawing import captioned
 from vitral.tasks.metrics import Classified, classification_metrics
 from vitral.weights.rundir import Described
+
+
+UNEVEN = 10
+"""Times the images of the smallest class from which the largest one makes a data set uneven."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -62,8 +66,16 @@ class Classify(Task):
     answer = Prediction
     measures = Classified
 
-    def __init__(self, labels: list[str], label_smoothing: float = 0.0, temperature: float = 1.0) -> None:
+    def __init__(
+        self,
+        labels: list[str],
+        label_smoothing: float = 0.0,
+        temperature: float = 1.0,
+        weights: Tensor | None = None,
+        notes: Sequence[str] = (),
+    ) -> None:
         self.labels, self.label_smoothing, self.temperature = labels, label_smoothing, temperature
+        self.weights, self.notes = weights, notes
 
     @classmethod
     def from_data(cls, data: Data, config: TrainConfig) -> Self:
@@ -72,7 +84,9 @@ class Classify(Task):
             raise DataError(f"{data.name} does not have one class for each image; leave --task out, or name another.")
         if len(data.classes) < 2:
             raise DataError(f"{data.name} has only one class ({data.classes[0]}); classification needs at least two.")
-        return cls(data.classes, config.label_smoothing)
+        counts = torch.bincount(data.targets[data.splits["train"]], minlength=len(data.classes))
+        weights, notes = class_weights(counts, config.class_weights)
+        return cls(data.classes, config.label_smoothing, weights=weights, notes=notes)
 
     @classmethod
     def from_run(cls, about: Described) -> Self:
@@ -94,14 +108,15 @@ class Classify(Task):
         return Values(torch.tensor([self.labels.index(name) for name in data.classes])[data.targets])
 
     def loss(self, outputs: Tensor, targets: Tensor, partners: Tensor, own: Tensor) -> Tensor:
-        """Mean of -log p(y), the target being `own` parts y and the rest the label of the image it was mixed with."""
+        """Mean of -w_y log p(y); the target is `own` parts y, and the rest the label of the image it was mixed with."""
         each = own * self._entropy(outputs, targets)
         if not bool((own == 1).all()):
             each = each + (1 - own) * self._entropy(outputs, partners)
         return each.mean()
 
     def _entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(logits, targets, reduction="none", label_smoothing=self.label_smoothing)
+        each = F.cross_entropy(logits, targets, reduction="none", label_smoothing=self.label_smoothing)
+        return each if self.weights is None else each * self.weights.to(each)[targets]
 
     def sums(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
         """Images told right."""
@@ -134,6 +149,22 @@ class Classify(Task):
         for frame, p in zip(frames, (outputs.double() / self.temperature).softmax(1), strict=True):
             values, order = p.topk(min(top_k, len(self.labels)))
             yield Prediction(frame.name, labels=[self.labels[i] for i in order.tolist()], probabilities=values.tolist())
+
+
+def class_weights(counts: Tensor, kind: Balancing) -> tuple[Tensor | None, list[str]]:
+    """Weights (K,) of classes with so many training images, whose mean over the images is 1, and what to report.
+
+    Balanced weights are in proportion to 1 / n_k, `root` ones to 1 / sqrt(n_k).
+    """
+    there = counts[counts > 0]
+    uneven = bool(there.max() > UNEVEN * there.min())
+    if kind == "none" or (kind == "auto" and not uneven):
+        return None, []
+    each = counts.clamp(min=1).double() ** (-1.0 if kind == "balanced" else -0.5)
+    each = (each * counts.sum() / (each * counts).sum()).float()
+    note = f"classes have {there.min():,} to {there.max():,} training images: rare ones weigh more in the loss"
+    how = f"up to {each.max() / each.min():.1f} times; --class-weights none turns this off"
+    return each, [f"{note} ({how})"] if kind == "auto" else []
 
 
 def fit_temperature(logits: Tensor, targets: Tensor) -> float:
