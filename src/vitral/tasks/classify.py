@@ -18,7 +18,6 @@ from vitral.tasks.drawing import captioned
 from vitral.tasks.metrics import Classified, classification_metrics
 from vitral.weights.rundir import Described
 
-
 UNEVEN = 10
 """Times the images of the smallest class from which the largest one makes a data set uneven."""
 
