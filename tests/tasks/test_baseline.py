@@ -53,7 +53,7 @@ def test_neighbours_are_those_of_the_probe_on_pixels():
     assert row["accuracy"] == pytest.approx(vitral.probe("pixels", data, cache=False)["accuracy"])
 
 
-@pytest.mark.parametrize(("name", "limit"), [("MOST_IMAGES", 5), ("MOST_BYTES", 6 * 60)])
+@pytest.mark.parametrize(("name", "limit"), [("MOST_IMAGES", 5), ("MOST_BYTES", 6 * 60), ("MOST_PIXELS", 6 * 20 - 1)])
 def test_neighbours_are_only_for_small_sets(monkeypatch, name, limit):
     data = data_of()
     found = outputs_of(data, [0, 0, 0])

@@ -1,6 +1,7 @@
 """What is diagnosed from the log of a run: each problem in a log made to show it, and nothing in a healthy one."""
 
 import json
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,16 @@ def test_a_short_run_is_compared_and_diagnosed_everywhere(tmp_path, capsys):
     assert main(["eval", str(run), "digits"]) == 0
     assert words in " ".join(capsys.readouterr().out.split())
     assert vitral.evaluate(run, "digits")["baselines"] == row
+
+
+def test_steps_that_a_run_skips_are_counted_and_diagnosed(tmp_path, monkeypatch):
+    calls, loss = count(), Classify.loss
+    monkeypatch.setattr(Classify, "loss", lambda *args: loss(*args) * (float("nan") if next(calls) < 2 else 1))
+    run = vitral.train("digits", out=tmp_path / "run", max_steps=3, quiet=True)
+    history = read_run_config(run.path).history
+    assert history.spent is not None
+    assert history.spent.skipped == 2
+    assert "2 of 3 steps were skipped" in " ".join(each.evidence for each in history.diagnosis)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 n samples, D features, K classes.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitral.config import Preprocess, Probing
+from vitral.data.images import AtLeast
 from vitral.data.inputs import ImageInputs
 from vitral.data.loader import eval_batches
 from vitral.data.sources.base import Data, ImageArray
@@ -20,8 +22,10 @@ CELLS = 2**24
 """Numbers in a table of similarities or scores that are held at once, for any number of samples."""
 PIXEL_SIDE = 32
 """Side that images of many sizes are resized to if their pixels are the features."""
-MOST_IMAGES, MOST_BYTES = 5000, 64 * 2**20
-"""Training images, evaluated images, and bytes of the files of either, up to which pixels are compared: seconds."""
+MOST_IMAGES, MOST_BYTES, MOST_PIXELS = 5000, 48 * 2**20, 100_000_000
+"""Images of a split, bytes of their files and decoded pixels up to which images are compared: about three seconds."""
+SAMPLE = 16
+"""Images that are decoded to estimate the number of pixels."""
 
 
 def vote(
@@ -62,13 +66,16 @@ def small_pixels(data: Data, indices: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def _light(data: Data, indices: Tensor) -> bool:
-    """Whether all files together are small enough to be decoded in seconds."""
-    total = 0
+    """Whether all images together are small enough to be decoded in seconds."""
+    pixels, total = [], 0
+    for index in indices[:: -(-len(indices) // SAMPLE)].tolist():
+        with suppress(ImageError):
+            pixels.append(data.images.read(index, data.mode, AtLeast(PIXEL_SIDE, PIXEL_SIDE))[0].numel())
+    if not pixels or sum(pixels) / len(pixels) * len(indices) > MOST_PIXELS:
+        return False
     for index in indices.tolist():
-        try:
+        with suppress(OSError, ImageError):
             total += len(data.images.content(index))
-        except (OSError, ImageError):
-            continue
         if total > MOST_BYTES:
             return False
     return True
