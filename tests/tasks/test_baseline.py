@@ -94,9 +94,7 @@ def test_numbers_are_compared_with_the_training_mean(loss):
     found = {"outputs": torch.ones(3, task.outputs), "targets": targets, "indices": TEST}
     row = task.baselines(data_of(), {"test": found})["test"]["training mean"]
     assert row == {"mae": pytest.approx(8 / 3), "r2": pytest.approx(1 - 38 / 26)}
-    assert task.baseline_summary({"training mean": row}) == (
-        "baseline: training mean mean absolute error 2.667 and R2 -0.4615"
-    )
+    assert task.baseline_summary({"training mean": row}) == ("baseline: training mean MAE 2.667 and R2 -0.4615")
 
 
 @pytest.mark.parametrize(
@@ -113,6 +111,10 @@ def test_masks_are_compared_with_one_class_everywhere(first, filled, expected):
     found = {"confusion": torch.tensor([[[3, 2], [1, 14]]]), "indices": TEST[:1]}
     rows = Segment([first, "car"], SegmentOptions()).baselines(data, {"test": found})["test"]
     assert {name: row["miou"] for name, row in rows.items()} == pytest.approx(expected)
+    one = {"empty mask": {"miou": 0.25, "pixel_accuracy": 0.5}}
+    assert Segment([first], SegmentOptions()).baseline_summary(one) == (
+        "baseline: empty mask mean IoU 0.2500 and pixel accuracy 50.0 %"
+    )
 
 
 def test_boxes_are_compared_with_none():
@@ -153,7 +155,8 @@ def test_a_regression_is_judged_by_its_r2():
     baselines = {"training mean": {"mae": 3.0, "r2": -0.01}}
     targets = torch.tensor([[9.0], [11.0], [16.0]])
     good = task.metrics({"outputs": (targets - 10) / 2, "targets": targets})
-    bad = task.metrics({"outputs": -targets, "targets": targets})
+    bad = task.metrics({"outputs": torch.full((3, 1), 0.99), "targets": targets})
+    assert bad["r2"] > -0.01, "the mean of these targets, and no better for that"
     assert task.diagnose(good, baselines, CONFIG) == []
     assert [each.problem for each in task.diagnose(bad, baselines, CONFIG)] == ["not better than a baseline"]
 

@@ -124,6 +124,7 @@ def test_a_short_run_is_compared_and_diagnosed_everywhere(tmp_path, capsys):
     assert row["k-NN on pixels"]["accuracy"] > 0.9
     assert history.diagnosis[0].problem == "not better than a baseline"
     assert history.diagnosis[-1].problem == "too few steps"
+    assert {each.remedy for each in history.diagnosis} == {f"vitral train DATA --epochs 100 --out {run}-2"}
     assert history.spent is not None
     assert history.spent.skipped == 0
     words = f"baseline: majority class {100 * row['majority class']['accuracy']:.1f} %, k-NN on pixels"

@@ -158,9 +158,10 @@ class Task(Objective):
     measures: ClassVar[Any]
     """The type hint that the metrics of a run must conform to: what summaries, reports and comparisons read."""
     compared: ClassVar[Mapping[str, str]] = {}
-    """Metrics that baselines are compared by, with their formats ("%" for a percentage); `better` is one of them."""
+    """Metrics that baselines are compared by, with their formats; % is a percentage, and `better` one of them."""
     least_gain: ClassVar[float] = 0.0
     """Advantage over a baseline, in the metric `better`, up to which a model is not better than the baseline."""
+    missing_words: ClassVar[str] = "classes that are never predicted"
     balance: ClassVar[str] = ""
     """Options that give rare classes more weight, if there are any."""
     pool: ClassVar[TextPool] = "cls"
@@ -263,7 +264,7 @@ class Task(Objective):
 
     def _compared_text(self, metrics: Mapping[str, float]) -> str:
         shown = [
-            f"{100 * metrics[key]:.1f} %" if form == "%" else form.format(metrics[key])
+            form.replace("%", f"{100 * metrics[key]:.1f} %").format(metrics[key])
             for key, form in self.compared.items()
             if key in metrics
         ]
@@ -287,7 +288,7 @@ class Task(Objective):
             names = ", ".join(missed[:8]) + (" ..." if len(missed) > 8 else "")
             findings.append(
                 Finding(
-                    problem="classes that are never predicted",
+                    problem=self.missing_words,
                     evidence=f"{len(missed)} of {len(self.labels)} ({names})",
                     remedy=self.balance or longer(config),
                 )
@@ -295,7 +296,7 @@ class Task(Objective):
         return findings
 
     def never_predicted(self, metrics: dict[str, Any]) -> list[str]:
-        """Labels of at least `ENOUGH` samples of a split that the model does not predict once."""
+        """Labels of at least `ENOUGH` samples of a split that the model does not predict, or not find, once."""
         return []
 
     def write(self, folder: Path, answers: list[Answer]) -> None:

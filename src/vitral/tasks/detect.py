@@ -99,6 +99,7 @@ class Detect(Task):
     answer = Objects
     measures = Measures
     compared: ClassVar[Mapping[str, str]] = {"ap": "AP {:.4f}"}
+    missing_words = "classes that are never found"
     least_gain = 0.01  # a few lucky boxes are no detector
     spatial = True
 

@@ -70,6 +70,7 @@ class Multilabel(Task):
     what = "tells which of {n} labels an image has"
     answer = Labels
     measures = Measures
+    missing_words = "labels that are never found"
     compared: ClassVar[Mapping[str, str]] = {"map": "mean average precision {:.4f}"}
 
     def __init__(self, labels: list[str], options: MultilabelOptions, thresholds: list[float] | None = None) -> None:

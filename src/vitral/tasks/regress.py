@@ -78,7 +78,8 @@ class Regress(Task):
     what = "tells {n} numbers from an image"
     answer = Numbers
     measures = Measures
-    compared: ClassVar[Mapping[str, str]] = {"mae": "mean absolute error {:.4g}", "r2": "R2 {:.4f}"}
+    compared: ClassVar[Mapping[str, str]] = {"mae": "MAE {:.4g}", "r2": "R2 {:.4f}"}
+    least_gain = 0.02  # of the variance explained
 
     def __init__(self, labels: list[str], mean: Sequence[float], std: Sequence[float], options: RegressOptions) -> None:
         self.labels, self.options = labels, options

@@ -91,7 +91,7 @@ class Segment(Task):
     what = "gives every pixel one of {n} classes"
     answer = Mask
     measures = Measures
-    compared: ClassVar[Mapping[str, str]] = {"miou": "mean IoU {:.4f}", "pixel_accuracy": "pixel accuracy {:.4f}"}
+    compared: ClassVar[Mapping[str, str]] = {"miou": "mean IoU {:.4f}", "pixel_accuracy": "pixel accuracy %"}
     balance = "--segment.class-weights balanced"
     spatial = True
 

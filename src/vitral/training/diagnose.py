@@ -50,10 +50,17 @@ def diagnose(
     split = next((split for split in ("test", "val") if split in metrics), None)
     images = metrics["val"]["images"] if "val" in metrics else 0
     own = [] if split is None else task.diagnose(metrics[split], baselines.get(split, {}), config)
-    trained = [] if config.probe == "only" else [
-        diverged(train, spent, config), few_steps(spent, config), overfits(train, val, images, config),
-        still_improving(val, task.better, images, config),
-    ]  # fmt: skip
+    if config.probe == "only":
+        trained = []
+    elif (few := few_steps(spent, config)) is not None:  # then a longer run comes before every other remedy
+        own = [replace(each, remedy=few.remedy) for each in own]
+        trained = [diverged(train, spent, config), few]
+    else:
+        trained = [
+            diverged(train, spent, config),
+            overfits(train, val, images, config),
+            still_improving(val, task.better, images, config),
+        ]
     findings = [*own, *filter(None, trained)]
     return [replace(each, remedy=next_command(command, out, each.remedy)) for each in findings]
 
