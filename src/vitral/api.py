@@ -293,7 +293,8 @@ def evaluate(
         running: How the model is run: engine, token merging and so on.
 
     Returns:
-        The metrics of the task, with `data`, `split`, `summary` and `notes`.
+        The metrics of the task, with `data`, `split`, `summary`, `notes` and `baselines`: the metrics of trivial
+        predictors, fitted on the training split of the data if they have one.
 
     Raises:
         VitralError: The model or the data cannot be used.

@@ -1552,6 +1552,8 @@ class TextConfig(Options):
     def __post_init__(self) -> None:
         self._check_choices()
         self._check_numbers(["vocab_size"], 1, whole=True, most=MOST_CLASSES)
+        if self.pad_token is not None and not 0 <= self.pad_token < self.vocab_size:
+            raise ConfigError(f"pad_token must be a token below vocab_size ({self.vocab_size}), got {self.pad_token}.")
         self._check_numbers(["max_length"], 1, whole=True, most=MOST_TOKENS)
         self._check_numbers(["embed_dim", "num_heads", "mlp_width"], 1, whole=True, most=MOST_WIDTH)
         self._check_numbers(["depth"], 1, whole=True, most=MOST_BLOCKS)

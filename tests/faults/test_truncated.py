@@ -70,7 +70,7 @@ def test_a_file_that_gets_shorter_while_it_is_copied_is_refused(model, tmp_path)
 @pytest.mark.slow
 def test_served_models_survive_whatever_their_format(model, tmp_path, monkeypatch):
     files = {source: [file] for source, file in write_weights(model, tmp_path).items()}
-    for name in ("one.onnx", "two.onnx", "graph.xml", "program.pt2"):
+    for name in ("one.onnx", "two.onnx", "graph.xml"):
         if name == "two.onnx":
             monkeypatch.setattr(export, "_ONE_FILE", 0)
         vitral.export(model, tmp_path / name)

@@ -69,8 +69,8 @@ def test_fewer_samples_than_neighbours():
 @pytest.mark.parametrize("cells", [1, 1000])
 def test_memory_is_bounded_and_changes_nothing(monkeypatch, cells):
     neighbour, linear = knn_probe(TRAIN, TEST), linear_probe(TRAIN, VAL, TEST, steps=20)
-    monkeypatch.setattr(probe, "CELLS", cells)
-    chunks = probe._chunks(TEST[0], len(TRAIN[0]))
+    monkeypatch.setattr("vitral.tasks.neighbours.CELLS", cells)
+    chunks = probe.chunks(TEST[0], len(TRAIN[0]))
     assert all(len(chunk) * len(TRAIN[0]) <= max(cells, len(TRAIN[0])) for chunk in chunks)
     assert torch.equal(torch.cat(tuple(chunks)), TEST[0])
     assert knn_probe(TRAIN, TEST) == neighbour

@@ -61,7 +61,7 @@ def test_it_is_whole_and_needs_nothing_else(page):
     assert tags.outside == []
     assert "script" not in tags.seen
     assert "http" not in page[1].replace("http-equiv", "")
-    assert tags.seen.count("svg") == 5
+    assert tags.seen.count("svg") == 6
 
 
 def test_it_says_what_the_run_measured(page):

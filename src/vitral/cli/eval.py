@@ -92,14 +92,15 @@ def _print_metrics(source: str, metrics: dict[str, Any], what: str) -> None:
     _, rows = grouped(metrics)
     if not rows:
         print(title)
-        print(metrics["summary"])
+        print("; ".join(filter(None, [metrics["summary"], metrics["baseline_summary"]])))
         return
     columns = list(next(iter(rows.values()), {}))
+    calibration = f", calibration error {metrics['ece']:.3f}" if "ece" in metrics else ""
     print_table(
         title,
         ["", *columns],
         [[name, *(_cell(row[key]) for key in columns)] for name, row in rows.items()],
-        note=metrics["summary"] + (f", calibration error {metrics['ece']:.3f}" if "ece" in metrics else ""),
+        note="\n".join(filter(None, [metrics["summary"] + calibration, metrics["baseline_summary"]])),
     )
 
 

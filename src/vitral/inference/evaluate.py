@@ -32,6 +32,9 @@ def evaluate_run(predictor: Predictor, data: Data, split: str | None = None, str
     if split not in data.splits:
         raise DataError(f"{data.name} has no split {split!r}; it has {', '.join(data.splits)}.")
     asked = replace(data, splits={split: data.splits[split]})
+    fitted = replace(
+        data, splits={"train": data.splits.get("train", data.splits[split])}
+    )  # what baselines are fitted on
     data = predictor.task.usable(predictor.inputs.usable(asked))
     dropped = max(len(asked.splits[split]) - len(data.splits.get(split, [])), 0)  # running text is cut into more
     if split not in data.splits:
@@ -42,10 +45,11 @@ def evaluate_run(predictor: Predictor, data: Data, split: str | None = None, str
     if strict and unreadable:
         raise DataError(f"{unreadable:,} of {len(indices):,} {data.what} cannot be read; vitral check lists them.")
     metrics = task.metrics(outputs)
+    baselines = task.baselines(fitted, {split: outputs}).get(split, {})
     summary = task.summary(metrics) + f"; {dropped:,} too long and dropped" * bool(dropped)
     overlap = {} if seen is None else {"training_overlap": _overlap(seen, task, data, outputs)}
     about = {"data": data.name, "split": split, "summary": summary, "left_out": dropped, "notes": notes}
-    return {**about, **metrics, **overlap}
+    return {**about, **metrics, "baselines": baselines, "baseline_summary": task.baseline_summary(baselines), **overlap}
 
 
 def _overlap(seen: Seen, task: Task, data: Data, outputs: Found) -> dict[str, Any]:

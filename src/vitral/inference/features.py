@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vitral import __version__
-from vitral.config import Preprocess, ProbeFeatures, pair
+from vitral.config import Preprocess, ProbeFeatures
 from vitral.data.inputs import ImageInputs
 from vitral.data.loader import eval_batches
 from vitral.data.sources.base import Data, ImageArray, ImageFiles, Images
@@ -33,6 +33,7 @@ from vitral.models import parts
 from vitral.models.backbone import Backbone
 from vitral.models.vit import VisionTransformer
 from vitral.models.zoo import MODELS, create_model, is_model
+from vitral.tasks.neighbours import pixel_preprocess
 from vitral.weights.atomic import save_tensors
 from vitral.weights.fetch import is_source
 from vitral.weights.load import Size, load_model
@@ -40,8 +41,6 @@ from vitral.weights.rundir import AnyModel
 
 PIXELS = "pixels"
 """The source whose features are the images themselves."""
-PIXEL_SIDE = 32
-"""Side that images of many sizes are brought to where their pixels are the features."""
 BATCH = 64
 CACHE_BYTES = 2**31
 """What the cache may hold; beyond it, the features that were not used for longest are removed."""
@@ -100,11 +99,7 @@ def open_extractor(
 
 
 def _of_pixels(data: Data, img_size: Size | None) -> Extractor:
-    images = data.images
-    own = pair(images.pixels.shape[-2:] if isinstance(images, ImageArray) else PIXEL_SIDE)
-    channels = 1 if data.mode == "grey" else 3
-    p = Preprocess(img_size=img_size or own, mean=(0.0,) * channels, std=(1.0,) * channels, crop_mode="squash")
-    return Extractor(p, lambda x: x.flatten(1), None)
+    return Extractor(pixel_preprocess(data, img_size), lambda x: x.flatten(1), None)
 
 
 def _of_model(model: AnyModel, features: ProbeFeatures) -> Extractor:

@@ -17,13 +17,12 @@ from vitral.config import Probing
 from vitral.data.sources.base import stratified_split
 from vitral.errors import InputError
 from vitral.tasks.metrics import wilson_interval
+from vitral.tasks.neighbours import chunks, vote
 
 Labelled = tuple[Tensor, Tensor]
 """Features (n, D) and labels (n)."""
 FEW = (0.01, 0.05, 0.1)
 """Shares of the labels that few-shot results are usually given for."""
-CELLS = 2**24
-"""Numbers that a table of similarities or scores may have at once, whatever the number of samples."""
 MOMENTUM = 0.9
 
 
@@ -48,14 +47,8 @@ def knn_probe(
     if k < 1:
         raise InputError(f"k must be at least 1, got {k}.")
     k = min(k, len(train[0]))
-    keys, labels = F.normalize(train[0], dim=1), train[1]
-    predicted = []
-    for queries in _chunks(F.normalize(test[0], dim=1), max(len(keys), K)):
-        cosine, nearest = (queries @ keys.mT).topk(k, dim=1)  # (n, k)
-        votes = cosine.new_zeros(len(queries), K)
-        votes.scatter_add_(1, labels[nearest], (cosine / temperature).exp())
-        predicted.append(votes.argmax(dim=1))
-    return _metrics(torch.cat(predicted), test[1], {"k": k, "temperature": temperature})
+    predicted = vote(*train, test[0], K, k, temperature).argmax(dim=1)
+    return _metrics(predicted, test[1], {"k": k, "temperature": temperature})
 
 
 # ---- logistic regression ----
@@ -123,7 +116,7 @@ def _scores(x: Tensor, W: Tensor) -> Tensor:
 def _judge(x: Tensor, labels: Tensor, W: Tensor) -> tuple[list[float], list[float]]:
     """Accuracy and loss of each setting; a loss that is no number is infinite."""
     right, loss = x.new_zeros(W.shape[2]), x.new_zeros(W.shape[2])
-    for x_b, y in zip(_chunks(x, W[0].numel()), _chunks(labels, W[0].numel()), strict=True):
+    for x_b, y in zip(chunks(x, W[0].numel()), chunks(labels, W[0].numel()), strict=True):
         scores = _scores(x_b, W)
         y = y[:, None].expand(-1, W.shape[2])  # (n, S)
         right += (scores.argmax(dim=1) == y).sum(dim=0)
@@ -147,11 +140,6 @@ def _batches(n: int, size: int, steps: int, seed: int) -> Iterator[Tensor]:
 def _with_one(x: Tensor) -> Tensor:
     """(n, D) -> (n, D + 1), the last column 1."""
     return F.pad(x, (0, 1), value=1.0)
-
-
-def _chunks(x: Tensor, width: int) -> Sequence[Tensor]:
-    """Rows of x, so many at a time that a table of `width` columns for them stays within `CELLS`."""
-    return x.split(max(CELLS // width, 1))
 
 
 def _check(*parts: Labelled) -> int:

@@ -221,3 +221,20 @@ def histogram(values: list[float], x_label: str, bins: int = 31) -> str:
         body += f'<rect x="{x:.1f}" y="{at_y(n):.1f}" width="{max(side - 1, 1):.1f}" '
         body += f'height="{at_y(0) - at_y(n):.1f}" fill="var(--one)"><title>{n:,}</title></rect>'
     return _svg(body, f"histogram of {x_label}")
+
+
+def bar_chart(bars: Mapping[str, float]) -> str:
+    """A horizontal bar with its value for each name, the first in another colour; a value below 0 has no bar."""
+    row, start, room = 22, 130, WIDTH - 130 - 56
+    longest = max(max(bars.values()), 1e-12)
+    parts = []
+    for i, (name, value) in enumerate(bars.items()):
+        width = room * max(value, 0.0) / longest
+        parts.append(
+            f'<text x="{start - 8}" y="{i * row + 15}" text-anchor="end">{html.escape(name)}</text>'
+            f'<rect x="{start}" y="{i * row + 4}" width="{width:.1f}" height="{row - 8}" rx="2" '
+            f'fill="{COLOURS[1] if i == 0 else COLOURS[2]}"/>'
+            f'<text x="{start + width + 6:.1f}" y="{i * row + 15}">{value:.4g}</text>'
+        )
+    label = ", ".join(f"{name} {value:.4g}" for name, value in bars.items())
+    return _svg("".join(parts), label, height=len(bars) * row)

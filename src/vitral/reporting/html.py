@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from vitral.data.sources.base import Data
-from vitral.reporting.charts import line_chart
+from vitral.reporting.charts import bar_chart, line_chart
 from vitral.reporting.sections import Section, evaluated, sections
 from vitral.tasks.base import Task
 from vitral.tasks.open import load_inputs, load_task
 from vitral.training.card import kind_of
 from vitral.training.log import read_metrics
 from vitral.weights.atomic import write_atomically
-from vitral.weights.rundir import REPORT, Provenance, RunConfig, read_run_config
+from vitral.weights.rundir import REPORT, History, Provenance, RunConfig, read_run_config
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2330; --soft: #5d6675; --line: #d9dee6; --page: #fafbfc; --card: #fff;
@@ -63,7 +63,8 @@ def _report(
     run: RunConfig, task: Task, metrics: dict[str, Any], lines: list[dict[str, Any]], shown: list[Section]
 ) -> str:
     made = run.history
-    parts = [_summary(run, task, metrics), _curves(lines, task), *(section(*each) for each in shown)]
+    parts = [_summary(run, task, metrics), _diagnosis(made), _baselines(made, task, metrics), _curves(lines, task)]
+    parts += [section(*each) for each in shown]
     parts.append(section("How it was made", making(made), wide=True))
     kind = kind_of(run.preprocess is not None, run.architecture)
     return page(f"{made.model_name} on {made.data.name}", f"A {kind} trained with vitral {made.vitral}", parts)
@@ -94,13 +95,36 @@ def _summary(run: RunConfig, task: Task, metrics: dict[str, Any]) -> str:
         judged = f"{part} {task.headline_words}, {m['images']:,} {made.data.what}"
         facts.append(
             f'<div><div class="big">{value}</div><div>{html.escape(judged)}</div>'
-            f'<div class="soft">{html.escape(task.summary(m))}</div></div>'
+            f'<div class="soft">{html.escape(task.summary(m))}</div>'
+            f'<div class="soft">{html.escape(task.baseline_summary(made.baselines.get(part, {})))}</div></div>'
         )
     facts.append(
         f'<div><div class="big">{made.parameters:,}</div><div>parameters</div>'
         f'<div class="soft">{html.escape(made.model_name)}, {load_inputs(run).size}</div></div>'
     )
     return f'<section class="wide"><div class="facts">{"".join(facts)}</div></section>'
+
+
+def _diagnosis(made: History) -> str:
+    """The problems of the run; nothing if there are none."""
+    items = "".join(
+        f"<p><b>{html.escape(each.problem.capitalize())}</b>: {html.escape(each.evidence)}.<br>"
+        f"Next: <code>{html.escape(each.remedy)}</code></p>"
+        for each in made.diagnosis
+    )
+    return section("Diagnosis", items, wide=True) if items else ""
+
+
+def _baselines(made: History, task: Task, metrics: dict[str, Any]) -> str:
+    """The score of the model over those of trivial predictors, on the test split or else the validation split."""
+    split = next((split for split in ("test", "val") if split in metrics), "")
+    bars = {name: row[task.better] for name, row in made.baselines.get(split, {}).items() if task.better in row}
+    if not bars:
+        return ""
+    title = f"{task.score_words} on the {split} split, compared with baselines"
+    return section(
+        title[0].upper() + title[1:], bar_chart({"this model": metrics[split][task.better]} | bars), wide=True
+    )
 
 
 def _curves(lines: list[dict[str, Any]], task: Task) -> str:

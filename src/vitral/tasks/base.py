@@ -1,7 +1,7 @@
 """What a task is to the loop, the predictor and the report: none of them knows any task by name."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -17,10 +17,15 @@ from vitral.data.tokenizer import Tokenizer, tokenizer_from_dict
 from vitral.display import Table, Tabular, drawn_html, html_table, short, short_list
 from vitral.models.backbone import Backbone
 from vitral.tasks.objective import Objective
-from vitral.weights.rundir import Described, naming
+from vitral.weights.rundir import Baselines, Described, Finding, naming
 
 Found = dict[str, Tensor]
 """What is kept of a model's outputs to judge them by, with the targets: the first axis of each counts images."""
+Trivial = Callable[[Found], Found | None]
+"""A predictor that does not learn: given what was found on a split (for its targets), returns what this predictor would
+have found; None if it cannot be compared there."""
+ENOUGH = 3
+"""Samples of a class in a split from which on it is a finding that the class is never predicted."""
 
 
 def map_tensors(function: Callable[..., Tensor], *outputs: Any) -> Any:
@@ -152,6 +157,13 @@ class Task(Objective):
     """What a model does, after "A Vision Transformer that", for {n} labels."""
     measures: ClassVar[Any]
     """The type hint that the metrics of a run must conform to: what summaries, reports and comparisons read."""
+    compared: ClassVar[Mapping[str, str]] = {}
+    """Metrics that baselines are compared by, with their formats; % is a percentage, and `better` one of them."""
+    least_gain: ClassVar[float] = 0.0
+    """Advantage over a baseline, in the metric `better`, up to which a model is not better than the baseline."""
+    missing_words: ClassVar[str] = "classes that are never predicted"
+    balance: ClassVar[str] = ""
+    """Options that give rare classes more weight, if there are any."""
     pool: ClassVar[TextPool] = "cls"
     """What the head of a text encoder reads."""
 
@@ -226,12 +238,80 @@ class Task(Objective):
     def summary(self, metrics: dict[str, Any]) -> str:
         """The metrics in a line."""
 
+    def baseline(self, data: Data) -> dict[str, Trivial]:
+        """Trivial predictors by name, fitted on the training split; none if the task has no such predictor."""
+        return {}
+
+    def baselines(self, data: Data, splits: Mapping[str, Found]) -> dict[str, Baselines]:
+        """The metrics of each trivial predictor on splits of the data, of which the outputs of a model are given."""
+        rows: dict[str, Baselines] = {split: {} for split in splits}
+        for name, predict in self.baseline(data).items():
+            for split, found in splits.items():
+                if (trivial := predict(found)) is not None:
+                    metrics = self.metrics(trivial)
+                    rows[split][name] = {key: metrics[key] for key in self.compared}
+        return {split: row for split, row in rows.items() if row}
+
+    @property
+    def score_words(self) -> str:
+        """The metric `better` in words."""
+        return self.headline_words if self.better == self.headline else self.better.upper()
+
+    def baseline_summary(self, baselines: Baselines) -> str:
+        """The baselines of a split in a line; empty if there are none."""
+        rows = [f"{name} {self._compared_text(metrics)}" for name, metrics in baselines.items()]
+        return f"baseline: {', '.join(rows)}" if rows else ""
+
+    def _compared_text(self, metrics: Mapping[str, float]) -> str:
+        shown = [
+            form.replace("%", f"{100 * metrics[key]:.1f} %").format(metrics[key])
+            for key, form in self.compared.items()
+            if key in metrics
+        ]
+        return " and ".join(shown)
+
+    def diagnose(self, metrics: dict[str, Any], baselines: Baselines, config: TrainConfig) -> list[Finding]:
+        """What is wrong with the predictions on a split; a remedy is the options to change in the next run."""
+        findings = []
+        reached = {name: row[self.better] for name, row in baselines.items() if self.better in row}
+        best = max(reached, key=lambda name: reached[name], default=None)
+        if best is not None and metrics[self.better] <= reached[best] + self.least_gain:
+            own, other = self._compared_text(metrics), self._compared_text(baselines[best])
+            findings.append(
+                Finding(
+                    problem="not better than a baseline",
+                    evidence=f"the model reaches {own}, {best} {other}",
+                    remedy=f"--model auto {longer(config, 4)}",
+                )
+            )
+        if missed := self.never_predicted(metrics):
+            names = ", ".join(missed[:8]) + (" ..." if len(missed) > 8 else "")
+            findings.append(
+                Finding(
+                    problem=self.missing_words,
+                    evidence=f"{len(missed)} of {len(self.labels)} ({names})",
+                    remedy=self.balance or longer(config),
+                )
+            )
+        return findings
+
+    def never_predicted(self, metrics: dict[str, Any]) -> list[str]:
+        """Labels of at least `ENOUGH` samples of a split that the model does not predict, or not find, once."""
+        return []
+
     def write(self, folder: Path, answers: list[Answer]) -> None:
         """Keep all answers together in the forms that others read, if there are any."""
 
     @abstractmethod
     def decode(self, outputs: Any, frames: Sequence[Frame], top_k: int) -> Iterator[Answer]:
         """Answers for a batch of outputs."""
+
+
+def longer(config: TrainConfig, times: int = 2) -> str:
+    """The option that multiplies the budget of a run."""
+    if config.max_minutes is not None:
+        return f"--max-minutes {times * config.max_minutes:g}"
+    return f"--max-steps {times * config.max_steps}" if config.max_steps else f"--epochs {times * config.epochs}"
 
 
 def load_tokenizer(about: Described, which: str) -> Tokenizer:

@@ -1,6 +1,6 @@
 """Classification: one label for an image."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -13,9 +13,10 @@ from vitral.config import Balancing, TrainConfig
 from vitral.data.sources.base import Data
 from vitral.data.targets import Targets, Values
 from vitral.errors import DataError
-from vitral.tasks.base import Answer, Found, Frame, Task
+from vitral.tasks.base import ENOUGH, Answer, Found, Frame, Task, Trivial
 from vitral.tasks.drawing import captioned
-from vitral.tasks.metrics import Classified, classification_metrics
+from vitral.tasks.metrics import Classified, classification_metrics, unpredicted
+from vitral.tasks.neighbours import small_pixels, vote
 from vitral.weights.rundir import Described
 
 UNEVEN = 10
@@ -64,6 +65,7 @@ class Classify(Task):
     what = "tells {n} classes apart"
     answer = Prediction
     measures = Classified
+    compared: ClassVar[Mapping[str, str]] = {"accuracy": "%"}
 
     def __init__(
         self,
@@ -142,6 +144,32 @@ class Classify(Task):
         """Accuracy and its interval."""
         low, high = (100 * value for value in metrics["accuracy_95"])
         return f"accuracy {100 * metrics['accuracy']:.2f} % (95 %: {low:.2f} to {high:.2f})"
+
+    def baseline(self, data: Data) -> dict[str, Trivial]:
+        """The most frequent class of the training split; and the nearest neighbours by pixels, of small sets."""
+        targets = self.targets(data)
+        assert isinstance(targets, Values)
+        labels, train, K = targets.tensor, data.splits["train"], len(self.labels)
+        counts = torch.bincount(labels[train], minlength=K)
+        fitted: dict[str, Trivial] = {
+            "majority class": lambda found: found | {"logits": counts.double().expand(len(found["targets"]), -1)}
+        }
+        if (known := small_pixels(data, train)) is None:
+            return fitted
+        keys, numbers = known
+
+        def nearest(found: Found) -> Found | None:
+            queries = None if torch.isin(found["indices"], train).any() else small_pixels(data, found["indices"])
+            if queries is None:
+                return None
+            pixels, read = queries
+            return {"logits": vote(keys, labels[numbers], pixels, K), "targets": labels[read]}
+
+        return fitted | {"k-NN on pixels": nearest}
+
+    def never_predicted(self, metrics: dict[str, Any]) -> list[str]:
+        """From the confusion matrix."""
+        return unpredicted(metrics["confusion"], self.labels, ENOUGH)
 
     def decode(self, outputs: Tensor, frames: Sequence[Frame], top_k: int) -> Iterator[Prediction]:
         """The `top_k` likeliest labels of each image."""

@@ -3,7 +3,7 @@
 B images, Q queries, K classes, M objects at most. Targets (B, M, 5) are class, cx, cy, w, h; class -1 is padding.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +24,7 @@ from vitral.errors import DataError, VitralError
 from vitral.models.backbone import Backbone
 from vitral.models.detector import Detector, DetectorOutput
 from vitral.schema import Count
-from vitral.tasks.base import Answer, Found, Frame, Task, rest_pooling
+from vitral.tasks.base import ENOUGH, Answer, Found, Frame, Task, Trivial, rest_pooling
 from vitral.tasks.detection_metrics import detection_metrics, flagged
 from vitral.tasks.drawing import boxed
 from vitral.tasks.metrics import Table, best_threshold
@@ -98,6 +98,9 @@ class Detect(Task):
     what = "finds objects of {n} classes"
     answer = Objects
     measures = Measures
+    compared: ClassVar[Mapping[str, str]] = {"ap": "AP {:.4f}"}
+    missing_words = "classes that are never found"
+    least_gain = 0.01  # a few lucky boxes are no detector
     spatial = True
 
     def __init__(self, labels: list[str], options: DetectOptions, num_queries: int = 1, threshold: float = 0.5) -> None:
@@ -271,6 +274,14 @@ class Detect(Task):
     def summary(self, metrics: dict[str, Any]) -> str:
         """Average precision."""
         return f"AP {metrics['ap']:.4f}, AP50 {metrics['ap50']:.4f}, AP75 {metrics['ap75']:.4f}"
+
+    def baseline(self, data: Data) -> dict[str, Trivial]:
+        """An answer without a box for every image."""
+        return {"no box": lambda found: found | {name: found[name][:, :0] for name in ("scores", "labels", "boxes")}}
+
+    def never_predicted(self, metrics: dict[str, Any]) -> list[str]:
+        """Classes of which no object is found at an IoU of 0.5."""
+        return [name for name, row in metrics["by_class"].items() if row["objects"] >= ENOUGH and not row["ap50"]]
 
     def write(self, folder: Path, answers: list[Answer]) -> None:
         """A COCO json; and a YOLO label file for each image, if each has a name of its own."""

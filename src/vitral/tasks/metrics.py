@@ -104,6 +104,12 @@ def classification_metrics(logits: Tensor, targets: Tensor, classes: list[str], 
     }
 
 
+def unpredicted(confusion: list[list[int]], labels: list[str], enough: int) -> list[str]:
+    """Labels with at least `enough` actual samples (rows) and no predicted one (columns)."""
+    predicted = [sum(column) for column in zip(*confusion, strict=True)]
+    return [name for name, row, n in zip(labels, confusion, predicted, strict=True) if sum(row) >= enough and not n]
+
+
 def average_precision(scores: Tensor, right: Tensor) -> float:
     """Mean over the right ones of the precision at their place in the ranking; equal scores share a place."""
     if not right.any():

@@ -1,6 +1,6 @@
 """Several labels for an image, or none."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypedDict
 
@@ -14,7 +14,7 @@ from vitral.data.sources.base import Data
 from vitral.data.targets import Targets, Values
 from vitral.errors import DataError
 from vitral.schema import Count
-from vitral.tasks.base import Answer, Found, Frame, Task
+from vitral.tasks.base import ENOUGH, Answer, Found, Frame, Task, Trivial
 from vitral.tasks.drawing import captioned
 from vitral.tasks.metrics import Table, average_precision, best_threshold
 from vitral.weights.rundir import Described
@@ -70,6 +70,8 @@ class Multilabel(Task):
     what = "tells which of {n} labels an image has"
     answer = Labels
     measures = Measures
+    missing_words = "labels that are never found"
+    compared: ClassVar[Mapping[str, str]] = {"map": "mean average precision {:.4f}"}
 
     def __init__(self, labels: list[str], options: MultilabelOptions, thresholds: list[float] | None = None) -> None:
         self.labels, self.options = labels, options
@@ -162,6 +164,17 @@ class Multilabel(Task):
         """Mean average precision, F1, and images of which every label is right."""
         scores = f"mean average precision {metrics['map']:.4f}, F1 {metrics['f1_micro']:.4f}"
         return f"{scores}, all labels right in {100 * metrics['exact']:.1f} % of images"
+
+    def baseline(self, data: Data) -> dict[str, Trivial]:
+        """Each label with its frequency in the training split, for every image."""
+        targets = self.targets(data)
+        assert isinstance(targets, Values)
+        logits = targets.tensor[data.splits["train"]].double().mean(0).logit(eps=1e-6)
+        return {"class frequencies": lambda found: found | {"logits": logits.expand(len(found["targets"]), -1)}}
+
+    def never_predicted(self, metrics: dict[str, Any]) -> list[str]:
+        """Labels that are never above their threshold when they are present."""
+        return [name for name, row in metrics["by_label"].items() if row["images"] >= ENOUGH and not row["recall"]]
 
     def decode(self, outputs: Tensor, frames: Sequence[Frame], top_k: int) -> Iterator[Labels]:
         """Labels above their thresholds, the likeliest first."""

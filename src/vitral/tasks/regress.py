@@ -1,6 +1,6 @@
 """Regression: one or more numbers for an image."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypedDict
 
@@ -14,7 +14,7 @@ from vitral.data.sources.base import Data
 from vitral.data.targets import Targets, Values
 from vitral.errors import DataError
 from vitral.schema import Count
-from vitral.tasks.base import Answer, Found, Frame, Task
+from vitral.tasks.base import Answer, Found, Frame, Task, Trivial
 from vitral.tasks.drawing import captioned
 from vitral.tasks.metrics import Interval, Table
 from vitral.weights.rundir import Described
@@ -78,6 +78,8 @@ class Regress(Task):
     what = "tells {n} numbers from an image"
     answer = Numbers
     measures = Measures
+    compared: ClassVar[Mapping[str, str]] = {"mae": "MAE {:.4g}", "r2": "R2 {:.4f}"}
+    least_gain = 0.02  # of the variance explained
 
     def __init__(self, labels: list[str], mean: Sequence[float], std: Sequence[float], options: RegressOptions) -> None:
         self.labels, self.options = labels, options
@@ -178,6 +180,10 @@ class Regress(Task):
         low, high = metrics["mae_95"]
         error = f"mean absolute error {metrics['mae']:.4g} (95 %: {low:.4g} to {high:.4g})"
         return f"{error}, RMSE {metrics['rmse']:.4g}, R2 {metrics['r2']:.4f}"
+
+    def baseline(self, data: Data) -> dict[str, Trivial]:
+        """The mean of the training split, which normalised outputs of 0 stand for."""
+        return {"training mean": lambda found: found | {"outputs": torch.zeros_like(found["outputs"])}}
 
     def decode(self, outputs: Tensor, frames: Sequence[Frame], top_k: int) -> Iterator[Numbers]:
         """Numbers in their own units."""

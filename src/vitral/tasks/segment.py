@@ -1,7 +1,8 @@
 """Semantic segmentation: a class for every pixel."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, Self, TypedDict
 
 import numpy as np
@@ -18,10 +19,13 @@ from vitral.errors import DataError
 from vitral.models.backbone import Backbone
 from vitral.models.segmenter import Segmenter
 from vitral.schema import Count
-from vitral.tasks.base import Answer, Found, Frame, Task, rest_pooling
+from vitral.tasks.base import ENOUGH, Answer, Found, Frame, Task, Trivial, rest_pooling
 from vitral.tasks.drawing import overlaid
-from vitral.tasks.metrics import Table
+from vitral.tasks.metrics import Table, unpredicted
 from vitral.weights.rundir import Described
+
+BACKGROUND = "background"
+"""Name of the first class of masks that also have pixels without an object."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -87,6 +91,8 @@ class Segment(Task):
     what = "gives every pixel one of {n} classes"
     answer = Mask
     measures = Measures
+    compared: ClassVar[Mapping[str, str]] = {"miou": "mean IoU {:.4f}", "pixel_accuracy": "pixel accuracy %"}
+    balance = "--segment.class-weights balanced"
     spatial = True
 
     def __init__(self, labels: list[str], options: SegmentOptions, weights: Tensor | None = None) -> None:
@@ -185,6 +191,18 @@ class Segment(Task):
         """Mean intersection over union."""
         return f"mean IoU {metrics['miou']:.4f}, pixel accuracy {100 * metrics['pixel_accuracy']:.2f} %"
 
+    def baseline(self, data: Data) -> dict[str, Trivial]:
+        """One class for every pixel: the first, if it is the background, and the most frequent one."""
+        frequent = int(pixel_counts(data, len(self.labels), most=100).argmax())
+        chosen = {"most frequent class": frequent}
+        if self.labels[0] == BACKGROUND:
+            chosen = {"empty mask": 0} | (chosen if frequent else {})
+        return {name: partial(_constant, number) for name, number in chosen.items()}
+
+    def never_predicted(self, metrics: dict[str, Any]) -> list[str]:
+        """From the confusion matrix of pixels."""
+        return unpredicted(metrics["confusion"], self.labels, ENOUGH)
+
     def decode(self, outputs: Tensor, frames: Sequence[Frame], top_k: int) -> Iterator[Mask]:
         """Class numbers at the size of each image."""
         for logits, frame in zip(outputs, frames, strict=True):
@@ -223,16 +241,27 @@ def to_image(logits: Tensor, view: View, size: tuple[int, int]) -> Tensor:
     return F.interpolate(logits[None, :, :h, :w], size=size, mode="bilinear", align_corners=False)[0]
 
 
-def balanced_weights(data: Data, K: int, most: int = 500) -> Tensor:
-    """The inverse square root of each class's share of the training pixels, the mean 1; from at most 500 masks."""
+def _constant(number: int, found: Found) -> Found:
+    """What the model would have found if it had given all pixels one class."""
+    actual = found["confusion"].sum(2)  # (B, K)
+    return {"confusion": F.one_hot(torch.tensor(number), actual.shape[1]) * actual[:, :, None]}
+
+
+def balanced_weights(data: Data, K: int) -> Tensor:
+    """The inverse square root of each class's share of the training pixels, with a mean of 1."""
+    weights = pixel_counts(data, K).clamp(min=1).rsqrt()
+    return weights / weights.mean()
+
+
+def pixel_counts(data: Data, K: int, most: int = 500) -> Tensor:
+    """(K,): pixels of each class in about `most` training masks at most."""
     assert data.masks is not None
     chosen = data.splits["train"][:: max(1, len(data.splits["train"]) // most)]
     counts = torch.zeros(K)
     for index in chosen.tolist():
         mask = data.masks.take(index, View.whole(), (64, 64)).long()
         counts += torch.bincount(mask[mask != IGNORE], minlength=K)[:K]
-    weights = counts.clamp(min=1).rsqrt()
-    return weights / weights.mean()
+    return counts
 
 
 @torch.inference_mode()

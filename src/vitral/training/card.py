@@ -4,23 +4,28 @@ from typing import Any
 
 from vitral.models.zoo import is_model
 from vitral.tasks.base import Task
+from vitral.weights.rundir import Baselines
 
 
-def model_card(describe: dict[str, Any], task: Task, metrics: dict[str, Any]) -> str:
-    """Say what the model is, how good it is, what it was made from and how to make it again."""
+def model_card(describe: dict[str, Any], task: Task, metrics: dict[str, Any], baselines: dict[str, Baselines]) -> str:
+    """Describe the model: its task, metrics next to baselines, data, weights, and how to reproduce it."""
     data, labels, what = describe["data"], describe["labels"], describe["data"]["what"]
     names = ", ".join(labels[:20]) + (" ..." if len(labels) > 20 else "")
     best = describe["train"]["select"] == "best"
     weights = "the weights that were best on the validation part" if best else "the averaged weights of the last step"
     parts = ", ".join(f"{count:,} {part}" for part, count in data["splits"].items())
     notes = "".join(f"- {note}\n" for note in data["notes"])
-    rows = "\n".join(f"| {part} | {m['images']:,} | {task.summary(m)} |" for part, m in metrics.items())
+    summaries = {
+        part: "; ".join(filter(None, [task.summary(m), task.baseline_summary(baselines.get(part, {}))]))
+        for part, m in metrics.items()
+    }
+    rows = "\n".join(f"| {part} | {m['images']:,} | {summaries[part]} |" for part, m in metrics.items())
     kind = kind_of(describe["preprocess"] is not None, describe["architecture"])
     return f"""# {describe["model_name"]} on {data["name"]}
 
 A {kind} that {task.what.format(n=len(labels))}{": " * bool(names)}{names}.
 
-| part | {what} | how good |
+| split | {what} | metrics |
 |---|---|---|
 {rows}
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,9 +34,10 @@ from vitral.tasks.metrics import grouped
 from vitral.tasks.open import TASKS, make_inputs, make_task
 from vitral.training.card import model_card
 from vitral.training.checkpoint import Checkpoint, load_newest, remove_leftovers, save_checkpoint
+from vitral.training.diagnose import FEW_STEPS, diagnose
 from vitral.training.distributed import Processes, processes
 from vitral.training.finetune import choose_trained, count_parameters
-from vitral.training.log import RunLog
+from vitral.training.log import RunLog, read_metrics
 from vitral.training.loop import Hooks, Saved, State, fit, total_steps
 from vitral.training.precision import resolve_device, resolve_precision
 from vitral.training.seen import write_seen
@@ -45,12 +46,21 @@ from vitral.weights.fetch import is_source, origin_of
 from vitral.weights.files import read_tensors
 from vitral.weights.load import load_backbone, with_pooling, with_stochastic_depth
 from vitral.weights.lock import locked
-from vitral.weights.rundir import CONFIG, REPORT, TOKENIZERS, WEIGHTS, architecture_of, config_document, read_run_config
+from vitral.weights.rundir import (
+    CONFIG,
+    REPORT,
+    TOKENIZERS,
+    WEIGHTS,
+    Spent,
+    architecture_of,
+    config_document,
+    read_run_config,
+)
 
-FEW_STEPS = 100
-"""Steps of a run below which it is said how to make more."""
 # Options that may differ when a run is resumed: they change where and how fast it runs, not what it computes.
 MAY_DIFFER = {"device", "workers", "save_minutes", "save_steps", "log_steps"}
+RESULT = ("spent", "metrics", "baselines", "diagnosis")
+"""Keys of config.json that only a finished run has."""
 BUDGET = {"epochs", "max_steps", "max_minutes"}
 
 
@@ -216,7 +226,7 @@ def train_model(
                         start.restore(model)
                 describe |= {"probe": start.result}
             write_seen(out, split)
-            run = _finish(out, model, made, data, inputs, config.batch_size, describe, state, log)
+            run = _finish(out, model, made, data, inputs, config, describe, state, log)
         return write_missing_report(run, report)
 
 
@@ -393,7 +403,7 @@ def record_budget(out: Path, config: LoopConfig, checkpoint: Checkpoint | None, 
     run = read_run_config(out)
     saved = run.training(type(config))
     if write and any(getattr(saved, key) != getattr(config, key) for key in BUDGET):
-        kept = {key: value for key, value in run.document.items() if key not in ("metrics", "spent", "tokenizers")}
+        kept = {key: value for key, value in run.document.items() if key not in (*RESULT, "tokenizers")}
         write_atomically(out / CONFIG, config_document({**kept, "train": config.to_dict()}))
 
 
@@ -441,26 +451,39 @@ def find(
 
 
 def _finish(
-    out: Path, model: Any, task: Task, data: Data, inputs: Inputs, batch_size: int, describe: dict[str, Any],
+    out: Path, model: Any, task: Task, data: Data, inputs: Inputs, config: TrainConfig, describe: dict[str, Any],
     state: State, log: RunLog,
 ) -> Run:  # fmt: skip
-    """Evaluate the finished model on the parts that were kept apart, and write everything down."""
+    """Evaluate the finished model on the held-out splits, compare it with baselines, diagnose it, and write the run."""
     save_tensors(out / WEIGHTS, model.state_dict())
     model.eval()
     parts = {
-        p: find(model, task, data, data.splits[p], inputs, batch_size) for p in ("val", "test") if p in data.splits
+        p: find(model, task, data, data.splits[p], inputs, config.batch_size)
+        for p in ("val", "test")
+        if p in data.splits
     }
     if "val" in parts:
         task.calibrate(parts["val"])
     metrics = {part: task.metrics(found) for part, found in parts.items()}
+    baselines = task.baselines(data, parts)
     save_tensors(out / "evaluation.safetensors", {f"{p}.{k}": t for p, v in parts.items() for k, t in v.items()})
     (out / "best.safetensors").unlink(missing_ok=True)
-    spent = {"steps": state.step, "seconds": state.seconds}
-    write_atomically(out / "README.md", model_card(describe, task, metrics).encode())
+    spent = Spent(steps=state.step, seconds=state.seconds, skipped=state.skipped)
+    findings = diagnose(out, task, config, describe["command"], read_metrics(out), spent, metrics, baselines)
+    write_atomically(out / "README.md", model_card(describe, task, metrics, baselines).encode())
     (out / REPORT).unlink(missing_ok=True)  # of a run that was extended
-    write_atomically(out / CONFIG, config_document({**describe, **task.settings(), "spent": spent, "metrics": metrics}))
+    result = {
+        "spent": asdict(spent),
+        "metrics": metrics,
+        "baselines": baselines,
+        "diagnosis": list(map(asdict, findings)),
+    }
+    write_atomically(out / CONFIG, config_document({**describe, **task.settings(), **result}))
     for part, m in metrics.items():
-        log.say(f"{part}: {task.summary(m)}, {m['images']:,} {data.what}")
+        compared = task.baseline_summary(baselines.get(part, {}))
+        log.say("; ".join(filter(None, [f"{part}: {task.summary(m)}, {m['images']:,} {data.what}", compared])))
+    for finding in findings:
+        log.warn(str(finding))
     return Run(out, metrics, data)
 
 

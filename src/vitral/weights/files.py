@@ -5,6 +5,7 @@ sizes are compared with the file before memory is taken. A file that cannot be r
 """
 
 import argparse
+import io
 import json
 import re
 import zipfile
@@ -254,12 +255,24 @@ def _first_line(error: BaseException) -> str:
 # ---- torch ----
 
 
+class _Bounded(io.BufferedReader):
+    """A file that never allocates more than it holds: the length of a string in a damaged pickle may be anything."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path))
+        self.length = path.stat().st_size
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read at most what is left."""
+        return super().read(size if size is None or size < 0 else min(size, max(self.length - self.tell(), 0)))
+
+
 def _open_torch(path: Path) -> WeightFile:
     _refuse_hostile(path)
     try:
         # DINO's full checkpoints keep their command line, a Namespace, beside the weights. Nothing else is let in.
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            content = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals([argparse.Namespace]), _Bounded(path) as file:
+            content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged or hostile pickle can raise anything
         raise CheckpointError(_refusal(path, error)) from error
     found, notes = unwrap(path, content)

@@ -142,6 +142,24 @@ class Spent:
 
     steps: Count
     seconds: Finite
+    skipped: Count = 0
+    """Steps whose loss was not finite."""
+
+
+Baselines = dict[str, dict[str, Finite]]
+"""Metrics of trivial predictors, by the name of the predictor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A problem of a finished run, the numbers that show it, and the next command to try."""
+
+    problem: str
+    evidence: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.problem}: {self.evidence}. Next: {self.remedy}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +184,9 @@ class History(Provenance):
     spent: Spent | None = None
     metrics: dict[str, dict[str, Any]] | None = None
     """By split; None for a run that is not finished."""
+    baselines: dict[str, Baselines] = field(default_factory=dict)
+    """By split; none for tasks without baselines."""
+    diagnosis: list[Finding] = field(default_factory=list)
     method: str = ""
     what: str = ""
     trouble: str = ""
