@@ -1,4 +1,4 @@
-"""The attack campaign at one tenth of its size; `make attack` runs it at full size."""
+"""The attack campaign at one tenth of its size, the soak at full size; `make attack` runs all of it."""
 
 import json
 import os
@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CAMPAIGNS = ("kills", "images", "checkpoints", "documents", "http", "soak")
+SCALES = {"kills": 0.1, "images": 0.1, "checkpoints": 0.1, "documents": 0.1, "http": 0.1, "soak": 1}
+"""The memory of a server settles within seconds, longer than a tenth of the soak lasts."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("campaign", CAMPAIGNS)
-def test_a_tenth_of_the_campaign_has_no_failures(campaign, tmp_path):
-    row = attack(tmp_path, campaign, "--scale", "0.1")
+@pytest.mark.parametrize(("campaign", "scale"), SCALES.items())
+def test_a_part_of_the_campaign_has_no_failures(campaign, scale, tmp_path):
+    row = attack(tmp_path, campaign, "--scale", str(scale))
     assert row["tries"] >= 50 if campaign != "kills" else row["tries"] >= 10
     assert row["failures"] == 0, row["failed"]
 

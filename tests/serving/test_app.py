@@ -472,10 +472,10 @@ def test_readers_leave_torchs_threads_to_the_model(runs):
         torch.set_num_threads(before)
 
 
-def test_memory_that_nobody_uses_goes_back_now_and_then(runs, monkeypatch):
+def test_the_size_of_the_server_is_checked_regularly(runs, monkeypatch):
     given = threading.Event()
-    monkeypatch.setattr(app, "GIVE_BACK_SECONDS", 0.001)
-    monkeypatch.setattr(app, "give_freed_memory_back", given.set)
+    monkeypatch.setattr(app, "MEMORY_SECONDS", 0.001)
+    monkeypatch.setattr(app.FreedMemory, "check", lambda self: given.set())
     with client({"m": runs["classify"]}):
         for _ in range(2):  # and again
             assert given.wait(60)

@@ -436,12 +436,17 @@ def test_it_listens_on_loopback_and_answers(process):
 @pytest.mark.slow
 def test_silent_slow_and_idle_connections_make_room(runs):
     ask = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    with serving(runs["classify"], "--max-connections", "6") as (url, _, _):
+    with serving(runs["classify"], "--max-connections", "6") as (url, _, _), contextlib.ExitStack() as crowd:
         address = urlsplit(url)
-        crowd = [socket.create_connection((address.hostname, address.port), timeout=30) for _ in range(18)]
-        for s in crowd[6:12]:
+
+        def connect():
+            return crowd.enter_context(socket.create_connection((address.hostname, address.port), timeout=30))
+
+        silent, slow = [connect() for _ in range(6)], [connect() for _ in range(6)]
+        for s in slow:
             s.sendall(ask[:20])
-        for s in crowd[12:]:
+        for _ in silent:
+            s = connect()  # one at a time: a connection that has not been answered may make room for the next
             s.sendall(ask.replace(b"Connection: close\r\n", b""))
             assert s.recv(4096).startswith(b"HTTP/1.1 200")
         for _ in range(12):
@@ -450,8 +455,6 @@ def test_silent_slow_and_idle_connections_make_room(runs):
             rb"vitral_evicted_connections_total (\d+)", raw(address, ask.replace(b"healthz", b"metrics"))
         )
         assert int(evicted[1]) >= 12
-        for s in crowd:
-            s.close()
 
 
 @pytest.mark.slow

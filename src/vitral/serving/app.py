@@ -26,7 +26,7 @@ from vitral.explanation.colours import TABLE
 from vitral.explanation.explain import Explanation, blocks_of, looks_from_cls
 from vitral.explanation.page import pack_rows, png_base64
 from vitral.explanation.placement import DEFAULT_STYLE
-from vitral.inference.memory import give_freed_memory_back
+from vitral.inference.memory import FreedMemory
 from vitral.inference.predictor import Predictor
 from vitral.serving import models, schema
 from vitral.serving.batching import BusyError
@@ -46,8 +46,8 @@ TYPES = {
     ".png": "image/png",
     ".svg": "image/svg+xml",
 }
-GIVE_BACK_SECONDS = 60.0
-"""How often the memory that is free goes back to the system."""
+MEMORY_SECONDS = 0.25
+"""How often the server checks whether it has grown."""
 T = TypeVar("T")
 PREDICTION: TypeAdapter[Any] = TypeAdapter(schema.Prediction)
 EMBEDDED, EXPLAINED, SEARCHED = map(TypeAdapter, (schema.Embedded, schema.Explained, schema.Searched))
@@ -84,10 +84,11 @@ class Server:
         log("stopped")
 
     async def _give_memory_back(self) -> None:
-        """Now and then: waiting images lie between large tensors, and what is kept for both would grow and grow."""
+        """Return memory to the system after unusually large images, and regularly to avoid fragmentation."""
+        freed = FreedMemory()
         while True:
-            await asyncio.sleep(GIVE_BACK_SECONDS)
-            await self.read(give_freed_memory_back)
+            await asyncio.sleep(MEMORY_SECONDS)
+            await self.read(freed.check)
 
     def full(self) -> bool:
         """Whether nobody can take anything."""
