@@ -150,7 +150,7 @@ def train_and_report(
     return train_model(
         data, config, out, task=task, resume=resume, quiet=quiet, command=command,
         start=None if config.probe == "none" else FrozenStart(),
-        report=lambda run: write_report(run.path, run.data),
+        report=lambda run: write_report(run.path, run.data, quiet),
     )  # fmt: skip
 
 

@@ -11,8 +11,13 @@ from safetensors.torch import load_file
 import vitral
 from vitral.api import resolve_config, resolve_pretraining
 from vitral.cli.main import main
+from vitral.config import TrainConfig
 from vitral.data.sources.open import open_data
 from vitral.recipes import layered, read_recipe
+from vitral.reporting.html import draw_sections
+from vitral.reporting.sections import Section
+from vitral.training import session
+from vitral.training.reserve import report_seconds, reserved_seconds
 
 RECIPE = read_recipe("digits-rotated")
 
@@ -112,7 +117,7 @@ def test_the_same_options_again_change_nothing():
 def test_weights_do_not_depend_on_the_speed(rotated, tmp_path, monkeypatch, given):
     """The slow clock shows the three minutes of the recipe as over after three steps."""
     few = replace(rotated, splits={part: rotated.splits[part][:100] for part in ("train", "val")})
-    monkeypatch.setattr("vitral.api.write_report", lambda out, data: None)
+    monkeypatch.setattr("vitral.api.write_report", lambda *_: None)
     weights = []
     for name, seconds in (("fast", 1e-4), ("slow", 20.0)):
         ticks = count(step=seconds)
@@ -122,3 +127,63 @@ def test_weights_do_not_depend_on_the_speed(rotated, tmp_path, monkeypatch, give
         run = vitral.train(few, out=tmp_path / name, **options, **given)
         weights.append(load_file(run.path / "model.safetensors"))
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+# ---- what the minutes cover ----
+
+
+def minutes(value):
+    return TrainConfig(max_minutes=value)
+
+
+@pytest.mark.parametrize(
+    ("config", "trained", "seconds"),
+    [
+        (TrainConfig(), 10, 30),  # at least half a minute
+        (TrainConfig(), 600, 120),  # or a fifth of the training
+        (minutes(10), 600, 30),  # what was reserved
+        (minutes(1), 40, 12),
+    ],
+)
+def test_the_time_of_a_report(config, trained, seconds):
+    assert report_seconds(config, trained) == seconds
+
+
+def test_the_reserve_follows_from_the_measured_speed(monkeypatch):
+    """Two seconds for a batch of 128, and 640 images: 10 seconds, and 30 for the report."""
+    clock = count(step=2.0)
+    monkeypatch.setattr("vitral.training.reserve.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    seen = []
+    assert reserved_seconds(minutes(10), torch.arange(640), lambda rows: seen.append(len(rows))) == 10 + 30
+    assert seen == [1, TrainConfig().batch_size] == [1, 128]
+
+
+def test_at_most_half_of_the_minutes_are_reserved(monkeypatch):
+    clock = count(step=100.0)
+    monkeypatch.setattr("vitral.training.reserve.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    assert reserved_seconds(minutes(1), torch.arange(640), lambda rows: None) == 30
+
+
+def test_the_minutes_cover_what_comes_before_and_after(rotated, tmp_path, monkeypatch, capsys):
+    """The clock of the session shows that 30 seconds have passed before training."""
+    few = replace(rotated, splits={part: rotated.splits[part][:40] for part in ("train", "val", "test")})
+    monkeypatch.setattr("vitral.api.write_report", lambda *_: None)
+    monkeypatch.setattr("vitral.training.session.reserved_seconds", lambda config, rows, evaluate: float(len(rows)))
+    clock = iter([100.0, 130.0])
+    monkeypatch.setattr("vitral.training.session.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    given = []
+    real = session.fit
+    monkeypatch.setattr(session, "fit", lambda *args: (given.append(args[-1]), real(*args))[1])
+    vitral.train(few, out=tmp_path / "run", model="vit_nano_conv_patch2_8", max_steps=2, max_minutes=3)
+    assert given == [180 - 30 - 80]
+    assert "of 3 minutes, 1.3 are reserved for the evaluation and the report" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seconds", [0.0, 100.0])
+def test_a_report_leaves_sections_out_when_its_time_is_over(monkeypatch, seconds):
+    clock = count(step=30.0)
+    monkeypatch.setattr("vitral.reporting.html.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    made = [Section(title, lambda title=title: f"body of {title}") for title in "ABCDE"]
+    page = "".join(draw_sections(made, seconds, quiet=True))
+    assert [f"body of {title}" in page for title in "ABCDE"] == [seconds > 0] * 3 + [False] * 2
+    assert ("D, E." if seconds else "A, B, C, D, E.") in page

@@ -1,9 +1,15 @@
 """report.html of a run: one file that needs nothing else, for a laptop or a phone, by day or by night."""
 
 import html
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import Progress
+
+from vitral.config import TrainConfig
 from vitral.data.sources.base import Data
 from vitral.reporting.charts import bar_chart, line_chart
 from vitral.reporting.sections import Section, evaluated, sections
@@ -11,6 +17,7 @@ from vitral.tasks.base import Task
 from vitral.tasks.open import load_inputs, load_task
 from vitral.training.card import kind_of
 from vitral.training.log import read_metrics
+from vitral.training.reserve import report_seconds
 from vitral.weights.atomic import write_atomically
 from vitral.weights.rundir import REPORT, History, Provenance, RunConfig, read_run_config
 
@@ -47,27 +54,46 @@ code { font-size: .88rem; overflow-wrap: anywhere }
 """
 
 
-def write_report(run: Path, data: Data) -> Path:
-    """Write report.html from the files of a run directory, with pictures from the data and explanations of them."""
+def write_report(run: Path, data: Data, quiet: bool = True) -> Path:
+    """Write report.html from the files of a run directory, with pictures from the data and explanations of them.
+
+    When the time of `report_seconds` is over, the remaining sections are left out, and the report names them.
+    """
     config = read_run_config(run)
     task = load_task(config)
     metrics = config.measured(task.measures)
     part = "test" if "test" in metrics else "val"
-    shown = sections(evaluated(run, data, part)) if part in metrics else []
+    spent = config.history.spent
+    seconds = report_seconds(config.training(TrainConfig), spent.seconds if spent else 0.0)
+    shown = draw_sections(sections(evaluated(run, data, part)), seconds, quiet) if part in metrics else []
     path = run / REPORT
     write_atomically(path, _report(config, task, metrics, read_metrics(run), shown).encode(errors="replace"))
     return path
 
 
-def _report(
-    run: RunConfig, task: Task, metrics: dict[str, Any], lines: list[dict[str, Any]], shown: list[Section]
-) -> str:
+def _report(run: RunConfig, task: Task, metrics: dict[str, Any], lines: list[dict[str, Any]], shown: list[str]) -> str:
     made = run.history
     parts = [_summary(run, task, metrics), _diagnosis(made), _baselines(made, task, metrics), _curves(lines, task)]
-    parts += [section(*each) for each in shown]
+    parts += shown
     parts.append(section("How it was made", making(made), wide=True))
     kind = kind_of(run.preprocess is not None, run.architecture)
     return page(f"{made.model_name} on {made.data.name}", f"A {kind} trained with vitral {made.vitral}", parts)
+
+
+def draw_sections(sections: list[Section], seconds: float, quiet: bool) -> list[str]:
+    """Draw sections until the time is over; the last one then names those that are left out."""
+    began, drawn = time.monotonic(), []
+    console = Console(stderr=True, quiet=quiet, highlight=False)
+    with Progress(console=console, transient=True, disable=quiet or not sys.stderr.isatty()) as bar:
+        for title, body, wide in bar.track(sections, description="writing the report"):
+            if time.monotonic() - began > seconds:
+                break
+            drawn.append(section(title, body(), wide))
+    left = [html.escape(each.title) for each in sections[len(drawn) :]]
+    if left:
+        limit = f"The time for the report ({seconds:.0f} s) was over before these sections: {', '.join(left)}."
+        drawn.append(section("Left out", f"<p>{limit}</p>", wide=True))
+    return drawn
 
 
 def page(title: str, about: str, parts: list[str]) -> str:

@@ -1,11 +1,12 @@
-"""What a report shows of each task: tables, charts, and pictures of answers beside the truth."""
+"""What a report shows for each task: tables, charts, and pictures of predictions next to the truth."""
 
 import html
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -49,8 +50,15 @@ SHOT, SMALL_SHOT = 448, 112
 """Longest side of a map in the report, shown at half of that on a usual screen; smaller images are enlarged to 112."""
 FIGURE_PIXELS = 1e6
 """Pixels of all panels of a figure in the report."""
-Section = tuple[str, str, bool]
-"""Title, body, and whether it takes the whole width."""
+
+
+class Section(NamedTuple):
+    """A part of a report, which is drawn when its body is called."""
+
+    title: str
+    body: Callable[[], str]
+    wide: bool = True
+    """Whether it takes the whole width."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +101,7 @@ def evaluated(run: Path, data: Data, part: str) -> Evaluated:
 
 
 def sections(s: Evaluated) -> list[Section]:
-    """The sections of the run's task."""
+    """The sections of the run's task, the quickest first."""
     return SECTIONS[s.task.name](s)
 
 
@@ -102,89 +110,97 @@ def _classify(s: Evaluated) -> list[Section]:
     if any(len(row) != len(s.labels) for row in (confusion, *confusion)):
         raise CheckpointError(f"{s.run}: metrics.{s.part}.confusion must be a row and a column for each label.")
     shown = [
-        ("Calibration", _calibration(s), False),
-        ("By class", _table(s.metrics["by_class"], "class"), False),
-        ("Confusion", confusion_matrix(confusion, s.labels), True),
+        Section("Calibration", partial(_calibration, s), wide=False),
+        Section("By class", partial(_table, s.metrics["by_class"], "class"), wide=False),
+        Section("Confusion", partial(confusion_matrix, confusion, s.labels)),
     ]
     if s.data.what == "texts":
-        return [*shown, ("Most confident mistakes", _text_mistakes(s), True)]
+        return [*shown, Section("Most confident mistakes", partial(_text_mistakes, s))]
     return [
         *shown,
-        ("What it looks at", _looks(s), True),
-        ("Is that true to the model?", _faithful(s), True),
-        ("Most confident mistakes", _mistakes(s), True),
+        Section("Most confident mistakes", partial(_mistakes, s)),
+        Section("What it looks at", partial(_looks, s)),
+        Section("Is that true to the model?", partial(_faithful, s)),
     ]
 
 
 def _multilabel(s: Evaluated) -> list[Section]:
-    shown = [("By label", _table(s.metrics["by_label"], "label"), True)]
-    return shown if s.data.what == "texts" else [*shown, ("Answers", _pictures(s, _labels_truth), True)]
+    shown = [Section("By label", partial(_table, s.metrics["by_label"], "label"))]
+    return shown if s.data.what == "texts" else [*shown, Section("Predictions", partial(_pictures, s, _labels_truth))]
 
 
 def _regress(s: Evaluated) -> list[Section]:
     task = s.task
     assert isinstance(task, Regress)
     values, targets = task.split(s.kept("outputs").double())[0], s.kept("targets").double()
-    shown: list[Section] = [("By target", _table(s.metrics["by_target"], "target"), True)]
+    shown = [Section("By target", partial(_table, s.metrics["by_target"], "target"))]
     for i, name in enumerate(task.labels):
         pairs = list(zip(targets[:, i].tolist(), values[:, i].tolist(), strict=True))
-        shown.append((f"{name}: told against true", scatter_chart(pairs, f"true {name}", f"told {name}"), False))
-        shown.append((f"{name}: errors", histogram([told - true for true, told in pairs], "told - true"), False))
+        errors = [predicted - true for true, predicted in pairs]
+        chart = partial(scatter_chart, pairs, f"true {name}", f"predicted {name}")
+        shown.append(Section(f"{name}: predicted and true values", chart, wide=False))
+        shown.append(Section(f"{name}: errors", partial(histogram, errors, "predicted - true"), wide=False))
     if s.data.what == "texts":
         return shown
     worst = (values - targets).abs().mean(1).argsort(descending=True)[:12]
-    return [*shown, ("Largest errors", _pictures(s, _numbers_truth, worst.tolist()), True)]
+    return [*shown, Section("Largest errors", partial(_pictures, s, _numbers_truth, worst.tolist()))]
 
 
 def _segment(s: Evaluated) -> list[Section]:
     return [
-        ("By class", _table(s.metrics["by_class"], "class"), True),
-        ("Answers: truth left, answer right", _pictures(s, mask_truth), True),
+        Section("By class", partial(_table, s.metrics["by_class"], "class")),
+        Section("Truth (left) and prediction (right)", partial(_pictures, s, mask_truth)),
     ]
 
 
 def _detect(s: Evaluated) -> list[Section]:
     return [
-        ("By class", _table(s.metrics["by_class"], "class"), True),
-        ("Answers: truth left, answer right", _pictures(s, box_truth), True),
+        Section("By class", partial(_table, s.metrics["by_class"], "class")),
+        Section("Truth (left) and prediction (right)", partial(_pictures, s, box_truth)),
     ]
 
 
 def _caption(s: Evaluated) -> list[Section]:
-    worst = [row for row, _, said, true in _written(s)[:12] if said != true]
+    worst = [row for row, _, written, true in _written(s)[:12] if written != true]
     return [
-        ("By length, in characters", _table(s.metrics["by_length"], "length"), False),
-        ("Answers", _pictures(s, _text_truth), True),
-        ("Worst answers", _pictures(s, _text_truth, worst), True),
-        ("Where it looks while it writes", _caption_looks(s), True),
+        Section("By length, in characters", partial(_table, s.metrics["by_length"], "length"), wide=False),
+        Section("Predictions", partial(_pictures, s, _text_truth)),
+        Section("Worst predictions", partial(_pictures, s, _text_truth, worst)),
+        Section("Where it looks while it writes", partial(_caption_looks, s)),
     ]
 
 
 def _translate(s: Evaluated) -> list[Section]:
     rows = _written(s)
+    some = [row[1:] for row in sorted(rows)[:: max(len(rows) // 12, 1)][:12]]
+    worst = [row[1:] for row in rows[:12] if row[2] != row[3]]
     return [
-        ("By length, in characters", _table(s.metrics["by_length"], "length"), False),
-        ("Answers", _texts([row[1:] for row in sorted(rows)[:: max(len(rows) // 12, 1)][:12]]), True),
-        ("Worst answers", _texts([row[1:] for row in rows[:12] if row[2] != row[3]]), True),
-        ("Where it looks while it writes", _translate_looks(s), True),
+        Section("By length, in characters", partial(_table, s.metrics["by_length"], "length"), wide=False),
+        Section("Predictions", partial(_texts, some)),
+        Section("Worst predictions", partial(_texts, worst)),
+        Section("Where it looks while it writes", partial(_translate_looks, s)),
     ]
 
 
 def _complete(s: Evaluated) -> list[Section]:
+    return [Section("Continuations", partial(_continuations, s))]
+
+
+def _continuations(s: Evaluated) -> str:
     """The second half of some pieces as the model would have written it."""
     predictor, rows = Predictor(s.run, writing=Writing(max_tokens=60)), []
     different = list(dict.fromkeys(s.data.lines[index] for index in s.kept("indices").tolist()))
     for text in different[-12:]:
         start = text[: text.rfind(" ", 0, len(text) // 2 + 1) + 1] or text[: len(text) // 2]
         rows.append((start, predictor.predict(start)[0].text(), text[len(start) :]))
-    return [("How it goes on", _texts(rows), True)]
+    return _texts(rows)
 
 
 def _tag(s: Evaluated) -> list[Section]:
-    shown = [("By label", _table(s.metrics["by_label"], "label"), False)]
+    shown = [Section("By label", partial(_table, s.metrics["by_label"], "label"), wide=False)]
     if "by_entity" in s.metrics:
-        shown.append(("By entity", _table(s.metrics["by_entity"], "entity"), False))
-    return [*shown, ("Most confident mistakes", _tag_mistakes(s), True)]
+        shown.append(Section("By entity", partial(_table, s.metrics["by_entity"], "entity"), wide=False))
+    return [*shown, Section("Most confident mistakes", partial(_tag_mistakes, s))]
 
 
 SECTIONS: dict[str, Callable[[Evaluated], list[Section]]] = {
@@ -236,7 +252,7 @@ def box_truth(s: Evaluated, index: int, image: Image.Image) -> Image.Image:
 
 
 def _pictures(s: Evaluated, truth: Truth, rows: list[int] | None = None, count: int = 12) -> str:
-    """Some images of the part, from first to last, or chosen rows of it, with answer and truth."""
+    """Some images of the split, evenly spread, or chosen rows of it, with prediction and truth."""
     predictor, figures = Predictor(s.run), []
     total = len(s.kept("indices"))
     for i in rows if rows is not None else (k * total // count for k in range(min(count, total))):
@@ -250,7 +266,7 @@ def _pictures(s: Evaluated, truth: Truth, rows: list[int] | None = None, count: 
             line = image.width > 2 * image.height
             figures.append(
                 f'<figure{" class=line" * line}><img src="{_datapng_url(image, 232 if line else 112)}" alt="{alt}">'
-                f"<figcaption>said {told}<br>is {html.escape(true)}</figcaption></figure>"
+                f"<figcaption>predicted {told}<br>actual {html.escape(true)}</figcaption></figure>"
             )
         else:
             pair = "".join(
@@ -321,7 +337,7 @@ def _texts(rows: Sequence[Sequence[str]]) -> str:
         f"<td>{'<span class=soft>the same</span>' if said == true else html.escape(true)}</td></tr>"
         for read, said, true in rows
     )
-    return f'<table class="texts"><tr><th>read</th><th>written</th><th>should be</th></tr>{body}</table>'
+    return f'<table class="texts"><tr><th>input</th><th>prediction</th><th>truth</th></tr>{body}</table>'
 
 
 def _text_mistakes(s: Evaluated, count: int = 16) -> str:
@@ -330,7 +346,7 @@ def _text_mistakes(s: Evaluated, count: int = 16) -> str:
     for i, said, confidence in _confident_mistakes(s)[:count]:
         true = labels[int(s.kept("targets")[i])]
         rows.append((s.data.lines[int(s.kept("indices")[i])], f"{labels[said]} {100 * confidence:.0f} %", true))
-    return _texts(rows) if rows else f"<p>None: every text of the {s.part} part was told right.</p>"
+    return _texts(rows) if rows else f"<p>None: every text of the {s.part} split was classified correctly.</p>"
 
 
 def _tag_mistakes(s: Evaluated, count: int = 16) -> str:
@@ -346,7 +362,7 @@ def _tag_mistakes(s: Evaluated, count: int = 16) -> str:
         wrong = [k for k in range(len(words)) if told[k] != should[k]]
         shown = [join_tags([words[k] for k in wrong], [tags[k] for k in wrong]) for tags in (told, should)]
         rows.append((" ".join(words), *shown))
-    return _texts(rows) if rows else f"<p>None: every word of the {s.part} part was told right.</p>"
+    return _texts(rows) if rows else f"<p>None: every word of the {s.part} split was tagged correctly.</p>"
 
 
 # ---- classification ----
@@ -378,7 +394,7 @@ def _cell(value: float | int | None) -> str:
 
 
 def _confident_mistakes(s: Evaluated) -> list[tuple[int, int, float]]:
-    """Row, class and confidence of what was told wrong, the most confident first."""
+    """Row, predicted class and confidence of mistakes, the most confident first."""
     assert isinstance(s.task, Classify)
     logits, targets = s.kept("logits").double(), s.kept("targets")
     confidence, said = (logits / s.task.temperature).softmax(1).max(1)
@@ -395,11 +411,11 @@ def _mistakes(s: Evaluated, count: int = 16) -> str:
         name, truth = html.escape(labels[said]), html.escape(labels[int(s.kept("targets")[i])])
         alt = html.escape(s.data.images.name(index))
         figures.append(
-            f'<figure><img src="{picture}" alt="{alt}"><figcaption>said <b>{name}</b> {100 * confidence:.0f} %<br>'
-            f"is {truth}</figcaption></figure>"
+            f'<figure><img src="{picture}" alt="{alt}"><figcaption>predicted <b>{name}</b> {100 * confidence:.0f} %<br>'
+            f"actual {truth}</figcaption></figure>"
         )
     if not figures:
-        return f"<p>None: every image of the {s.part} part was told right.</p>"
+        return f"<p>None: every image of the {s.part} split was classified correctly.</p>"
     return f'<div class="shots">{"".join(figures)}</div>'
 
 

@@ -80,8 +80,14 @@ def fit(
     device: torch.device,
     dtype: torch.dtype | None,
     resume: Checkpoint | None = None,
+    seconds: float | None = None,
 ) -> State:
-    """Train until the epochs, steps or minutes are over; the averaged weights are then in the model."""
+    """Train until the epochs, the steps or the seconds are over; the averaged weights are then in the model.
+
+    The seconds are `config.max_minutes` unless they are given.
+    """
+    if seconds is None and config.max_minutes is not None:
+        seconds = 60 * config.max_minutes
     if config.checkpoint_blocks:
         recompute_blocks(model)
     optimizers, ema, meter, state = make_optimizers(model, config), EMA(model, config.ema), Meter(processes), State()
@@ -105,7 +111,7 @@ def fit(
 
     for batch in loader.batches(state.step):
         state.seconds = time.monotonic() - began
-        progress = processes.share(along(state, total, config.max_minutes))
+        progress = processes.share(along(state, total, seconds))
         if progress >= 1:
             break
         state.progress, state.finished = progress, False  # a finished run may have been given a larger budget
@@ -195,10 +201,10 @@ def total_steps(config: LoopConfig, loader: TrainLoader) -> int:
     return config.max_steps or config.epochs * loader.steps_per_epoch
 
 
-def along(state: State, total: int, max_minutes: float | None) -> float:
+def along(state: State, total: int, seconds: float | None) -> float:
     """How far the run is, 0 to 1: by steps, or by the clock where that is further."""
     by_steps = state.step / total
-    return by_steps if max_minutes is None else max(by_steps, state.seconds / (60 * max_minutes))
+    return by_steps if seconds is None else max(by_steps, state.seconds / seconds)
 
 
 def split(batch: Batch, parts: int) -> Iterator[Batch]:

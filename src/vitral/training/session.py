@@ -5,6 +5,7 @@ import platform
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -40,6 +41,7 @@ from vitral.training.finetune import choose_trained, count_parameters
 from vitral.training.log import RunLog, read_metrics
 from vitral.training.loop import Hooks, Saved, State, fit, total_steps
 from vitral.training.precision import resolve_device, resolve_precision
+from vitral.training.reserve import report_seconds, reserved_seconds
 from vitral.training.seen import write_seen
 from vitral.weights.atomic import save_tensors, write_atomically
 from vitral.weights.fetch import is_source, origin_of
@@ -62,6 +64,10 @@ MAY_DIFFER = {"device", "workers", "save_minutes", "save_steps", "log_steps"}
 RESULT = ("spent", "metrics", "baselines", "diagnosis")
 """Keys of config.json that only a finished run has."""
 BUDGET = {"epochs", "max_steps", "max_minutes"}
+HELD_OUT = ("val", "test")
+"""Splits that a finished model is evaluated on."""
+LEAST_TRAINING = 0.1
+"""Share of the minutes that is spent on training, however long the preparation took."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -149,6 +155,7 @@ def train_model(
     checkpoint; if there is none, one is started. `start` is what `config.probe` asks for.
     """
     assert (start is None) == (config.probe == "none")
+    began = time.monotonic()
     data.refuse_problems(config.strict)
     data = data.with_splits(config.val_fraction, config.test_fraction, config.split_seed)
     split = data.with_label_fraction(config.label_fraction, config.seed)
@@ -190,9 +197,11 @@ def train_model(
                     write_atomically(out / TOKENIZERS, json.dumps(kept, ensure_ascii=False).encode())
                 write_atomically(out / CONFIG, config_document(describe))
 
+            def evaluate(indices: Tensor) -> Found:
+                return find(model, made, data, indices, inputs, config.batch_size)
+
             def validate(epoch: int) -> dict[str, float]:
-                share = data.splits["val"][who.rank :: who.world]
-                found = find(model, made, data, share, inputs, config.batch_size)
+                found = evaluate(data.splits["val"][who.rank :: who.world])
                 metrics = made.metrics({name: who.gather(tensor) for name, tensor in found.items()})
                 return {name: value for name, value in metrics.items() if isinstance(value, float)}
 
@@ -210,7 +219,9 @@ def train_model(
                 state = State(finished=True)
             else:
                 hooks = Hooks(log.line, validate if "val" in data.splits else None, save, keep_best, log.warn, stop)
-                state = fit(model, made, loader, config, hooks, who, device, dtype, checkpoint)
+                model.eval()
+                seconds = _training_seconds(config, began, data, evaluate, log.say)
+                state = fit(model, made, loader, config, hooks, who, device, dtype, checkpoint, seconds)
             if state.unreadable:
                 log.warn(f"{state.unreadable} reads of images failed; vitral check names the files")
             if config.select == "best" and (out / "best.safetensors").is_file():
@@ -219,11 +230,10 @@ def train_model(
             if not who.first:
                 return Run(out, {}, data, wrote=False)
             if start is not None:
-                if config.probe == "first" and "val" in data.splits:
-                    found = find(model, made, data, data.splits["val"], inputs, config.batch_size)
-                    if not start.prefers_training(found, log.say):
-                        model = _make_model(data, config, made, texts, device)
-                        start.restore(model)
+                judged = config.probe == "first" and "val" in data.splits
+                if judged and not start.prefers_training(evaluate(data.splits["val"]), log.say):
+                    model = _make_model(data, config, made, texts, device)
+                    start.restore(model)
                 describe |= {"probe": start.result}
             write_seen(out, split)
             run = _finish(out, model, made, data, inputs, config, describe, state, log)
@@ -235,6 +245,19 @@ def write_missing_report(run: Run, report: Callable[[Run], object] | None) -> Ru
     if report is not None and run.wrote and not (run.path / REPORT).exists():
         report(run)
     return run
+
+
+def _training_seconds(
+    config: TrainConfig, began: float, data: Data, evaluate: Callable[[Tensor], Found], say: Callable[[str], None]
+) -> float | None:
+    """Seconds of `max_minutes` that are left for training, after what has passed and what the end of the run needs."""
+    if config.max_minutes is None:
+        return None
+    parts = [data.splits[part] for part in HELD_OUT if part in data.splits]
+    reserved = reserved_seconds(config, torch.cat(parts), evaluate) if parts else report_seconds(config, 0.0)
+    say(f"of {config.max_minutes:g} minutes, {reserved / 60:.2g} are reserved for the evaluation and the report")
+    total = 60 * config.max_minutes
+    return max(total - reserved - (time.monotonic() - began), LEAST_TRAINING * total)
 
 
 def load_best(model: torch.nn.Module, path: Path) -> None:
@@ -458,9 +481,7 @@ def _finish(
     save_tensors(out / WEIGHTS, model.state_dict())
     model.eval()
     parts = {
-        p: find(model, task, data, data.splits[p], inputs, config.batch_size)
-        for p in ("val", "test")
-        if p in data.splits
+        p: find(model, task, data, data.splits[p], inputs, config.batch_size) for p in HELD_OUT if p in data.splits
     }
     if "val" in parts:
         task.calibrate(parts["val"])
