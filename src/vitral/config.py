@@ -952,6 +952,8 @@ class Running(Options):
     another engine, or the fastest here (auto). By default packed, or what an exported file was made for."""
     device: Device = "cpu"
     """Where torch computes; other engines are for the CPU."""
+    tta: bool = False
+    """Test-time augmentation: average the predictions for an image and its mirror image, at twice the cost."""
 
     def __post_init__(self) -> None:
         self._check_choices()

@@ -13,6 +13,7 @@ from vitral.config import Preset, TaskName, TrainConfig
 
 if TYPE_CHECKING:
     from vitral.data.sources.base import Data
+    from vitral.training.session import Run
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Options:
       vitral train photos/ --model vit_lite_conv_patch4_32 --epochs 50 --out runs/photos
       vitral train photos/ --out runs/photos --resume
       vitral train photos/ --preset lora --model weights.safetensors
+      vitral train photos/ --folds 5
       vitral train digits-scenes --task detect
       vitral train annotations.json --task segment
       vitral train digits-lines
@@ -57,6 +59,9 @@ class Options:
     """Continue the run in --out from its newest checkpoint; start one if there is none."""
     seeds: int = 1
     """Repeat with this many seeds and report mean and spread."""
+    folds: Annotated[int | None, tyro.conf.arg(metavar="K", help_behavior_hint="")] = None
+    """Cross-validation: split the images into K folds, train K models that are each tested on another fold, and report
+    mean and spread. DIR is then an ensemble of the models, for `vitral predict` and `vitral eval`."""
     image_column: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     """Column of image paths in a table."""
     label_column: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
@@ -97,38 +102,76 @@ def _opened(*source: Any) -> "Data":
 
 
 def run(options: Options) -> None:
-    """Train, once or with several seeds, and say how well it went."""
+    """Train, once or several times, and print how well it went."""
     from dataclasses import replace
-    from statistics import mean, stdev
 
-    from vitral.api import train_and_report
-    from vitral.tasks.open import TASKS
+    from vitral.api import evaluate, train_and_report
+    from vitral.errors import ConfigError
+    from vitral.training.folds import fold_name, split_folds, write_folds
 
+    if options.folds is not None and options.seeds != 1:
+        raise ConfigError(
+            f"--folds {options.folds} and --seeds {options.seeds} cannot be combined; leave one of them out."
+        )
     data = opened(options)
     data = replace(data, notes=[*data.notes, *options.notes])
     out = Path(options.out or f"runs/{data.name}")
-    runs = []
-    for i in range(options.seeds):
-        config = replace(options.train, seed=options.train.seed + i)
-        place = out if options.seeds == 1 else out / f"seed-{config.seed}"
-        told = {"task": options.task, "preset": options.preset, "resume": options.resume, "quiet": options.json}
-        runs.append(train_and_report(data, config, place, command=command_line(), **told))
+    seeds = [replace(options.train, seed=options.train.seed + i) for i in range(options.seeds)]
+    if options.folds is not None:
+        folds = split_folds(data, options.folds, options.train.split_seed)
+        trials = {fold_name(k): (fold, options.train) for k, fold in enumerate(folds)}
+    elif options.seeds > 1:
+        trials = {f"seed-{config.seed}": (data, config) for config in seeds}
+    else:
+        trials = {"": (data, options.train)}
+    given: Any = {"task": options.task, "preset": options.preset, "resume": options.resume, "quiet": options.json}
+    runs = [
+        train_and_report(each, config, out / name, command=command_line(), **given)
+        for name, (each, config) in trials.items()
+    ]
     if not runs[0].wrote:
         return
-    metrics: dict[str, Any] = {"runs": [{"path": str(run.path), "metrics": run.metrics} for run in runs]}
+    summary, repeated = _summary(runs), "seeds" if options.folds is None else "folds"
+    ensemble = None
+    if options.folds is not None:
+        write_folds(out, list(trials), summary)
+        if "test" in data.splits:
+            ensemble = evaluate(out, data, split="test")
+    if options.json:
+        runs_document = [{"path": str(run.path), "metrics": run.metrics} for run in runs]
+        parts = {part: {**each, repeated: len(runs)} for part, each in summary.items()}
+        print_json({"runs": runs_document, **parts, **({} if ensemble is None else {"ensemble": ensemble})})
+        return
+    if len(runs) > 1:
+        for part, values in summary.items():
+            print(f"{part} {_words(values)} over {len(runs)} {repeated}")
+    if ensemble is not None:
+        print(f"the ensemble on the test split of {data.name}: {ensemble['summary']}")
+    if options.folds is not None:
+        print(f"{out}: an ensemble of {len(runs)} models; vitral predict {out} IMAGES averages them")
+    else:
+        print(f"{out}: {'report.html, ' if options.seeds == 1 else ''}model.safetensors, config.json")
+
+
+def _summary(runs: "list[Run]") -> dict[str, dict[str, float]]:
+    """Mean and standard deviation over runs, for each evaluated split."""
+    from statistics import mean, stdev
+
+    from vitral.tasks.open import TASKS
+
+    summary = {}
     for part in runs[0].metrics:
         name = next(task.headline for task in TASKS.values() if task.headline in runs[0].metrics[part])
         values = [run.metrics[part][name] for run in runs]
         spread = stdev(values) if len(values) > 1 else 0.0
-        metrics[part] = {f"{name}_mean": mean(values), f"{name}_stdev": spread, "seeds": len(values)}
-        if options.seeds > 1 and not options.json:
-            told = (
-                f"{100 * mean(values):.2f} ± {100 * spread:.2f} %"
-                if name == "accuracy"
-                else f"{mean(values):.4f} ± {spread:.4f}"
-            )
-            print(f"{part} {name}: {told} over {len(values)} seeds")
-    if options.json:
-        print_json(metrics)
-    else:
-        print(f"{out}: {'report.html, ' if options.seeds == 1 else ''}model.safetensors, config.json")
+        summary[part] = {f"{name}_mean": mean(values), f"{name}_stdev": spread}
+    return summary
+
+
+def _words(summary: dict[str, float]) -> str:
+    """The name of a metric with its mean and spread; accuracy in percent."""
+    (name, mean), (_, spread) = summary.items()
+    name = name.removesuffix("_mean")
+    if name == "accuracy":
+        return f"{name}: {100 * mean:.2f} ± {100 * spread:.2f} %"
+    return f"{name}: {mean:.4f} ± {spread:.4f}"

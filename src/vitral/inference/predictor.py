@@ -32,6 +32,7 @@ from vitral.data.targets import View
 from vitral.data.transforms import eval_view
 from vitral.display import html_facts
 from vitral.errors import CheckpointError, ConfigError, ImageError, InputError, VitralError
+from vitral.inference.average import Averaged
 from vitral.inference.choose import choose_engine, open_engine, usual_engine
 from vitral.inference.engines import Document, Engine, FileEngine, Packed, is_exported
 from vitral.inference.export import EMBED, refuse_text
@@ -51,6 +52,7 @@ from vitral.tasks.detect import Detect
 from vitral.tasks.open import load_inputs, load_task
 from vitral.tasks.segment import Segment, slide
 from vitral.tasks.write import Writes
+from vitral.training.folds import is_ensemble, read_folds
 from vitral.training.precision import resolve_device
 from vitral.weights.load import load_model
 from vitral.weights.rundir import PRETRAIN, AnyModel, Described, is_run, read_run_config
@@ -76,6 +78,8 @@ class Predictor:
     where it has them and the model was loaded here, or for an exported file what it was made for; `auto` measures once
     which is the fastest here, in how many threads, and if no `batch_size` is given in batches of which size. `workers`
     threads read images while it computes. `merge` makes a ViT quicker by token merging (`vitral.models.merge`).
+    `tta` averages the predictions for an image and its mirror image. The source may also be the directory of a
+    cross-validation (`vitral train --folds`): the models of all folds are then averaged.
     With `mapped`, weights may stay in their file, mapped into memory; `mapped=False` copies them, so that the file may
     be overwritten or truncated in place while the predictor is in use.
     """
@@ -84,13 +88,19 @@ class Predictor:
         self, source: str | os.PathLike[str] | AnyModel, *, batch_size: int | None = Running.batch_size,
         device: str = Running.device, slide: bool = False, writing: Writing | None = None,
         engine: EngineChoice | None = Running.engine, workers: int = Running.workers, merge: float = Running.merge,
-        mapped: bool = True,
+        mapped: bool = True, tta: bool = Running.tta,
     ) -> None:  # fmt: skip
         device = str(resolve_device(device))
         source = source if isinstance(source, nn.Module) else os.fspath(source)
         self.source = "" if isinstance(source, nn.Module) else source
         self.network: Any  # what a batch goes through: the model, or an engine in its place
-        if not isinstance(source, nn.Module) and is_exported(source):
+        if not isinstance(source, nn.Module) and is_ensemble(Path(source)):
+            options: dict[str, Any] = {"batch_size": batch_size, "device": device, "engine": engine, "merge": merge}
+            members = [Predictor(run, **options, mapped=mapped) for run in read_folds(Path(source))]
+            _require_same(members)
+            self.network, self._model, engine, merge = Averaged([m.network for m in members], False), None, None, 0.0
+            self.task, self.inputs, batch_size = members[0].task, members[0].inputs, members[0].batch_size
+        elif not isinstance(source, nn.Module) and is_exported(source):
             opened, batch_size = open_engine(Path(source), engine, batch_size, mapped)
             self.network = opened
             self._model = None
@@ -117,7 +127,7 @@ class Predictor:
             self.task.writing = writing
         if merge:
             self.network = self._model = merged(self.model, merge)
-        if device != "cpu" and (self._model is None or engine not in (None, "eager")):
+        if device != "cpu" and (isinstance(self.network, Engine | WritingFile) or engine not in (None, "eager")):
             raise ConfigError(f"engines run on the CPU, got device {device!r}; leave one of the two out.")
         if self._model is not None:
             self._model.to(device)
@@ -126,6 +136,13 @@ class Predictor:
             if engine not in (None, "eager"):
                 refuse_text(self._model)
                 self.network, batch_size = choose_engine(str(engine), self._model, self.preprocess, batch_size)
+        if tta:
+            if self.inputs.what != "image" or self.task.spatial or isinstance(self.task, Writes):
+                raise InputError(
+                    f"test-time augmentation is for tasks with one prediction for an image, not to {self.task.name}; "
+                    f"leave --tta out."
+                )
+            self.network = Averaged([self.network], mirror=True)
         keep_freed_memory()
         self.device, self.batch_size, self.slide = torch.device(device), batch_size or BATCH_SIZE, slide
         self.workers = workers if self.inputs.what == "image" else 0
@@ -143,7 +160,9 @@ class Predictor:
     def _facts(self) -> dict[str, object]:
         """What it is made of, in words."""
         task = f"{self.task.name} ({len(self.labels)} labels)" if self.labels else self.task.name
-        if self._model is None:
+        if isinstance(self.network, Averaged) and self._model is None:
+            model = f"mean of {len(self.network.networks)} models"
+        elif self._model is None:
             model = "exported file"
         else:
             parameters = sum(p.numel() for p in self._model.parameters())
@@ -159,13 +178,21 @@ class Predictor:
             InputError: The source is an exported file.
         """
         if self._model is None:
-            raise InputError("an exported file only gives answers; use the run or the weights it was exported from.")
+            raise InputError(
+                "an exported file or an ensemble of folds only gives predictions; use a single run or the weights that "
+                "the file was exported from."
+            )
         return self._model
 
     @property
     def engine(self) -> EngineName:
         """What computes the answers."""
-        return self.network.name if isinstance(self.network, Engine | WritingFile) else "eager"
+        return self._single.name if isinstance(self._single, Engine | WritingFile) else "eager"
+
+    @property
+    def _single(self) -> Any:
+        """The network, or the first of those that are averaged."""
+        return self.network.networks[0] if isinstance(self.network, Averaged) else self.network
 
     @property
     def embeds(self) -> bool:
@@ -175,7 +202,7 @@ class Predictor:
     @property
     def _gives_vectors(self) -> bool:
         """Whether it is an exported file that gives vectors and nothing else."""
-        return isinstance(self.network, FileEngine) and self.network.outputs == ["embedding"]
+        return isinstance(self._single, FileEngine) and self._single.outputs == ["embedding"]
 
     @property
     def images(self) -> ImageInputs:
@@ -288,7 +315,7 @@ class Predictor:
         if self._gives_vectors:
             return self.outputs(x)
         embed = self.embedder.embed
-        return (in_lanes(embed, x) if isinstance(self.network, Packed) else embed(x.to(self.device))).cpu()
+        return (in_lanes(embed, x) if isinstance(self._single, Packed) else embed(x.to(self.device))).cpu()
 
     def _look(self, read: list[Tensor]) -> Any:
         if not self.slide:
@@ -323,7 +350,7 @@ class Predictor:
             raise InputError("this model has a vector for each token, not one for a text; embed with another.")
         if isinstance(self.task, Writes) and self.inputs.what == "text":
             raise InputError("a model that writes has no vector for a text; embed with a run that classifies texts.")
-        model = self.network.model if isinstance(self.network, Packed) else self.model
+        model = self._single.model if self._model is not None and isinstance(self._single, Packed) else self.model
         return model if isinstance(model, TextEncoder) else image_backbone_of(model)
 
     def with_model(self, model: AnyModel) -> "Predictor":
@@ -383,6 +410,20 @@ def _preprocess_of(model: AnyModel) -> Preprocess:
     if model.preprocess is None:
         raise InputError("a model of texts needs its tokenizers; give the run directory.")
     return model.preprocess
+
+
+def _require_same(members: Sequence[Predictor]) -> None:
+    """Raise if models cannot be averaged: another task, other labels or other inputs."""
+    first = members[0]
+    if first.inputs.what != "image" or first.task.spatial or isinstance(first.task, Writes):
+        raise InputError(f"models that {first.task.name} cannot be averaged; use the runs of the folds one by one.")
+    for other in members[1:]:
+        if (other.task.name, other.labels, other.inputs.identity()) != (
+            first.task.name, first.labels, first.inputs.identity(),
+        ):  # fmt: skip
+            raise CheckpointError(
+                f"{other.source} and {first.source} have different labels or inputs; train them again."
+            )
 
 
 def _task_of(model: AnyModel) -> Task:
