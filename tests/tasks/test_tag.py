@@ -376,7 +376,7 @@ class TestRuns:
     def test_report_and_card(self, run):
         page, card = ((run.path / name).read_text() for name in ("report.html", "README.md"))
         assert "Most confident mistakes" in page
-        assert "None: every word of the test part was told right." in page
+        assert "None: every word of the test split was tagged correctly." in page
         assert "A Transformer that gives each word of a text one of 3 tags: B-NUM, I-NUM, O." in card
 
     def test_mistakes_and_entities_are_shown(self, tmp_path):

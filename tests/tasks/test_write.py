@@ -373,7 +373,7 @@ class TestRuns:
     def test_each_has_a_report_and_a_card(self, runs, task):
         page = (runs[task].path / "report.html").read_text()
         card = (runs[task].path / "README.md").read_text()
-        wanted = {"translate": "Worst answers", "caption": "Worst answers", "complete": "How it goes on"}
+        wanted = {"translate": "Worst predictions", "caption": "Worst predictions", "complete": "Continuations"}
         assert wanted.get(task, "Most confident mistakes") in page
         assert ("A Vision Transformer that" in card) == (task == "caption")
         assert ("images" in card) == (task == "caption")

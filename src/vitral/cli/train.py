@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Options:
     """Train a model on a folder of images (or a CSV, Parquet, COCO, YOLO, IDX or CIFAR set, texts, or an embedded one).
 
-    The task is told by the data: class folders to classify, numbers to regress, masks to segment, boxes to detect,
+    The task is inferred from the data: class folders to classify, numbers to regress, masks to segment, boxes to detect,
     images with texts to caption, pairs of texts to translate, a text file to complete, words with tags to tag.
 
     Options come from the defaults, under the recipe of the data, under --preset, under --config, under flags. A resumed
@@ -53,7 +53,7 @@ class Options:
     folder-finetune, digits-lines, numbers-en-it, en-it, stamps."""
     preset: Annotated[Preset | None, tyro.conf.arg(help_behavior_hint="")] = None
     """How to fine-tune the weights of --model: only the head, a low-rank change, or everything."""
-    task: Annotated[TaskName | None, tyro.conf.arg(help_behavior_hint="(default: told by the data)")] = None
+    task: Annotated[TaskName | None, tyro.conf.arg(help_behavior_hint="(default: inferred from the data)")] = None
     """What to learn."""
     resume: bool = False
     """Continue the run in --out from its newest checkpoint; start one if there is none."""
