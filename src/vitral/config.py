@@ -315,6 +315,8 @@ class ViTConfig(Options):
     global_pool: Pooling = "cls"
     """What the head reads: [CLS], the mean or max of the patches, attention pooling, [CLS] and mean together, or [CLS]
     and the first register (DeiT's distillation token) together."""
+    pool_layers: int = 1
+    """Last blocks whose tokens are pooled, side by side: more than one gives a linear head more to choose from."""
     norm_after_pool: bool = False
     """Final LayerNorm on the pooled vector instead of on every token."""
     head: HeadKind = "linear"
@@ -337,7 +339,7 @@ class ViTConfig(Options):
         self._set_pair("patch_size")
         self._check_choices()
         self._check_numbers(["in_chans", "embed_dim", "num_heads"], 1, whole=True, most=MOST_WIDTH)
-        self._check_numbers(["depth"], 1, whole=True, most=MOST_BLOCKS)
+        self._check_numbers(["depth", "pool_layers"], 1, whole=True, most=MOST_BLOCKS)
         self._check_numbers(["num_classes", "reg_tokens"], 0, whole=True, most=MOST_CLASSES)
         self._check_numbers([f.name for f in fields(self) if f.name.endswith("_rate")], 0, 1)
         self._check_numbers(["mlp_ratio"], 0, MOST_RATIO)
@@ -363,6 +365,13 @@ class ViTConfig(Options):
             )
         if self.global_pool == "cls_dist" and not self.reg_tokens:
             raise ConfigError("global_pool cls_dist reads the first register, but reg_tokens is 0; set it to 1.")
+        if self.pool_layers > self.depth:
+            raise ConfigError(f"pool_layers must be at most the depth ({self.depth}), got {self.pool_layers}.")
+        if self.pool_layers > 1 and (self.global_pool == "map" or self.norm_after_pool or self.head == "distilled"):
+            raise ConfigError(
+                f"pool_layers {self.pool_layers} needs pooling without weights after the norm: it goes with neither "
+                f"global_pool map, norm_after_pool nor a distilled head; set pool_layers to 1."
+            )
         if (self.head == "distilled") and self.pooled_dim == self.embed_dim:
             raise ConfigError(f"a distilled head reads two tokens, but global_pool {self.global_pool} gives one.")
         if self.pos_registers and not (self.reg_tokens and self.pos_prefix):
@@ -438,7 +447,7 @@ class ViTConfig(Options):
     @property
     def pooled_dim(self) -> int:
         """Width of what the head receives."""
-        return self.embed_dim * (2 if self.global_pool in ("cls_mean", "cls_dist") else 1)
+        return self.pool_layers * self.embed_dim * (2 if self.global_pool in ("cls_mean", "cls_dist") else 1)
 
     @property
     def stem_stride(self) -> int:
@@ -1193,6 +1202,8 @@ class TrainConfig(LoopConfig):
     model was trained."""
     pool: Pooling | None = None
     """What the head of a ViT reads; by default as the model was trained."""
+    pool_layers: int | None = None
+    """Last blocks of a ViT whose tokens the head reads, side by side; by default as the model was trained."""
     probe: ProbeUse = "none"
     """Fit a linear head on frozen features: not at all, first, as the start of fine-tuning, or only. After fine-tuning,
     the better of the two is kept."""
@@ -1235,6 +1246,7 @@ class TrainConfig(LoopConfig):
         shares = ["label_smoothing", "patch_drop", *(["test_fraction"] if self.test_fraction is not None else [])]
         self._check_numbers(shares, 0, 1)
         self._check_numbers(["freeze_layers"], 0, whole=True)
+        self._check_numbers(["pool_layers"] * (self.pool_layers is not None), 1, whole=True, most=MOST_BLOCKS)
         if self.patience is not None and self.select == "last":
             object.__setattr__(self, "select", "best")
         if not _is_number(self.label_fraction) or not 0 < self.label_fraction <= 1:

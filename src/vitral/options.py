@@ -157,6 +157,7 @@ class TrainConfigDict(LoopConfigDict, total=False):
     model: str | PathLike[str]
     crop: config.CropMode | None
     pool: config.Pooling | None
+    pool_layers: int | None
     probe: config.ProbeUse
     class_weights: config.Balancing
     label_smoothing: float

@@ -44,6 +44,7 @@ FAMILIES = [
     ("vit_small_patch14_reg4_dinov2", {"img_size": 56, "num_classes": 7}),
     ("vit_base_patch16_siglip_224", {}),
     ("vit_tiny_patch16_224", {"global_pool": "mean", "class_token": False}),
+    ("vit_tiny_patch16_224", {"global_pool": "cls_mean", "pool_layers": 3}),
     ("vit_tiny_patch16_224", {"block": "post"}),
     ("vit_tiny_patch16_224", {"head": "distilled", "global_pool": "cls_dist", "reg_tokens": 1, "pos_registers": True}),
 ]

@@ -120,6 +120,7 @@ VARIANTS = [
     {"class_token": False, "global_pool": "map", "positions": "sincos2d"},
     {"stem": "conv", "patch_size": (2, 4), "img_size": (12, 20), "pre_norm": True},
     {"act": "swiglu", "mlp_ratio": 2, "qkv_bias": False, "patch_bias": False, "positions": "none"},
+    {"global_pool": "cls_mean", "pool_layers": 2},
     {"global_pool": "cls_mean", "norm_after_pool": True, "block": "post", "num_classes": 0},
 ]
 SHAPE = {"img_size": (6, 20), "patch_size": (2, 5), "embed_dim": 24, "num_heads": 3, "depth": 2, "num_classes": 7}

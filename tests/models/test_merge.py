@@ -25,6 +25,8 @@ KINDS = {
     "mean, no prefix": {"global_pool": "mean", "class_token": False, "norm_after_pool": True},
     "max": {"global_pool": "max"},
     "cls_mean": {"global_pool": "cls_mean"},
+    "cls of three blocks": {"pool_layers": 3},
+    "cls_mean of two blocks": {"global_pool": "cls_mean", "pool_layers": 2},
     "map": {"global_pool": "map", "class_token": False},
     "norm last": {"block": "post", "global_pool": "mean"},
     "layer scale": {"init_values": 0.1},
@@ -109,9 +111,9 @@ def test_features_heads_and_looking_inside_agree(model):
     again.schedule = lambda patches: [6, 6, 6, 0]  # a head on [CLS] leaves the last merging out
     features = again.forward_features(x)
     R = model.prefix_tokens
-    assert features.shape == (2, R + 60, 24)
+    assert features.shape == (2, R + 60, 24 * model.config.pool_layers)
     assert difference(again.forward_head(features), again(x)) < 1e-5
-    assert difference(again.intermediate(x, [-1], as_grid=False)[0], features) < 1e-6
+    assert difference(again.intermediate(x, [-1], as_grid=False)[0], features[..., -24:]) < 1e-6
     assert again.intermediate(x, [1])[0].shape == (2, 24, 6, 10)
     (rows,) = again.attention(x, [2], "all")
     assert rows.shape == (2, 3, R + 60, R + 60)

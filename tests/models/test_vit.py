@@ -6,7 +6,7 @@ import torch
 
 from helpers import difference, images, redraw
 from vitral.config import PositionResize, ViTConfig
-from vitral.errors import InputError
+from vitral.errors import ConfigError, InputError
 from vitral.models.vit import VisionTransformer
 from vitral.nn.patches import patchify
 from vitral.nn.positions import resize_positions, sincos_2d
@@ -35,6 +35,8 @@ VARIANTS = {
     "CLIP": {"pre_norm": True, "patch_bias": False, "act": "quick_gelu", "norm_eps": 1e-5},
     "SigLIP": {"class_token": False, "global_pool": "map", "act": "gelu_tanh"},
     "DINOv2 classifier": {"global_pool": "cls_mean", "init_values": 1.0},
+    "[CLS] of two blocks": {"pool_layers": 2},
+    "[CLS] and mean of two blocks": {"pool_layers": 2, "global_pool": "cls_mean"},
     "conv stem": {"stem": "conv", "img_size": (8, 12), "patch_size": (2, 4)},
 }
 
@@ -56,6 +58,33 @@ def model(request):
 def _no_grad():
     with torch.no_grad():
         yield
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean", "max", "cls_mean"])
+def test_several_blocks_are_pooled_side_by_side(pool):
+    """Each block is pooled as if it were the last of a shallower model, then all are in order."""
+    model = small(pool_layers=2, global_pool=pool, depth=3)
+    x = pixels(model)
+    shallow = [small(depth=depth, global_pool=pool, num_classes=0) for depth in (2, 3)]
+    for each in shallow:
+        each.load_state_dict({k: model.state_dict()[k] for k in each.state_dict()})
+    pooled = torch.cat([each.embed(x).unflatten(1, (-1, model.config.embed_dim)) for each in shallow], dim=2)
+    assert difference(model.embed(x), pooled.flatten(1)) < 1e-6
+    assert difference(model(x), pooled.flatten(1) @ model.head.weight.mT + model.head.bias) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pool_layers": 3}, "pool_layers must be at most the depth"),
+        ({"pool_layers": 0}, "pool_layers must be"),
+        ({"pool_layers": 2, "global_pool": "map"}, "goes with neither"),
+        ({"pool_layers": 2, "global_pool": "mean", "norm_after_pool": True}, "goes with neither"),
+    ],
+)
+def test_blocks_that_cannot_be_pooled_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        ViTConfig(**(SMALL | {"depth": 2} | options))
 
 
 def test_shapes_of_vit_base():
@@ -103,7 +132,7 @@ def test_equations_1_to_4_written_out():
 def test_forward_is_features_then_head(model):
     x = pixels(model)
     z = model.forward_features(x)
-    assert z.shape == (2, model.prefix_tokens + math.prod(model.config.grid), 20)
+    assert z.shape == (2, model.prefix_tokens + math.prod(model.config.grid), 20 * model.config.pool_layers)
     assert difference(model(x), model.forward_head(z)) < 1e-5
     assert model(x).shape == (2, 7)
     assert model.embed(x).shape == (2, model.config.pooled_dim)
@@ -161,7 +190,7 @@ class TestAnySize:
         P_h, P_w = model.config.patch
         x = images(2, 3, 5 * P_h, 3 * P_w)
         assert model(x).shape == (2, 7)
-        assert model.forward_features(x).shape == (2, model.prefix_tokens + 15, 20)
+        assert model.forward_features(x).shape == (2, model.prefix_tokens + 15, 20 * model.config.pool_layers)
 
     def test_a_learned_table_is_resized_to_the_grid(self):
         model = small(pos_resize=PositionResize(mode="bilinear", antialias=False))
@@ -346,7 +375,7 @@ class TestLookingInside:
                 token = model.norm(states[0])[:, R + 3 * row + column]
                 torch.testing.assert_close(first[:, :, row, column], token)
         tokens, raw = model.intermediate(x, "all", as_grid=False)[2], model.intermediate(x, [2], False, norm=False)[0]
-        torch.testing.assert_close(tokens, model.forward_features(x))
+        torch.testing.assert_close(tokens, model.forward_features(x)[..., -20:])
         torch.testing.assert_close(raw, states[2])
         torch.testing.assert_close(last.flatten(2).mT, tokens[:, R:])
 

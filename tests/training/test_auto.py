@@ -106,7 +106,7 @@ class TestResolve:
     def test_options_given_win(self, photos):
         config, _ = resolve_training(photos, {"epochs": 3, "lr": 0.5, "augment": {"flip": 0.0}})
         assert (config.epochs, config.lr, config.augment.flip) == (3, 0.5, 0.0)
-        assert config.augment.crop_scale == 0.4
+        assert config.augment.crop_scale == 0.3
 
     def test_a_model_that_is_given_is_not_second_guessed(self, photos):
         config, notes = resolve_training(photos, {"model": "vit_nano_patch2_8"})

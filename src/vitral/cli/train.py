@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Options:
     """Train a model on a folder of images (or a CSV, Parquet, COCO, YOLO, IDX or CIFAR set, texts, or an embedded one).
 
-    The task is inferred from the data: class folders to classify, numbers to regress, masks to segment, boxes to detect,
-    images with texts to caption, pairs of texts to translate, a text file to complete, words with tags to tag.
+    The task is inferred from the data: class folders to classify, numbers to regress, masks to segment, boxes to
+    detect, images with texts to caption, pairs of texts to translate, a text file to complete, words with tags to tag.
 
     Options come from the defaults, under the recipe of the data, under --preset, under --config, under flags. A resumed
     run keeps its own; more --epochs, --max-steps or --max-minutes extend it.

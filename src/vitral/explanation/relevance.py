@@ -87,9 +87,7 @@ def recorded(model: VisionTransformer, x: Tensor, target: Target) -> tuple[list[
 
 def from_tokens(model: VisionTransformer, z: Tensor) -> Tensor:
     """The model's output for tokens z_0 (B, R + N, D)."""
-    for block in model.blocks:
-        z = block(z)
-    return model.forward_head(model.norm(z))
+    return model.forward_head(model.run_blocks(z))
 
 
 def attribution(model: VisionTransformer, x: Tensor, target: Target = None) -> Tensor:
@@ -128,10 +126,12 @@ def grad_cam(model: Backbone, x: Tensor, target: Target = None) -> Tensor:
     with left_as_it_was(model):
         z, _ = model.embed_tokens(x)
         *inner, last = model.blocks
+        states = []
         for block in inner:
-            z = block(z)
-        z = z.detach().requires_grad_()
-        outputs = model.forward_head(model.norm(last(z)))
+            z = block(z).detach()
+            states.append(z)
+        z.requires_grad_()
+        outputs = model.forward_head(model.side_by_side([*states, last(z)]))
         (grad,) = torch.autograd.grad(select(outputs, target).sum(), z)
     return to_maps(model, (grad * z.detach()).sum(-1).clamp(min=0), model.grid_of(x))
 

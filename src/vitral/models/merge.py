@@ -56,20 +56,23 @@ class MergingViT(VisionTransformer):
 
     def forward_features(self, x: Tensor, *, pad: bool = False, mask: Tensor | None = None) -> Tensor:
         """(B, C, H, W) -> (B, R + N, D): every token after the final norm, patches of one token alike."""
-        z, groups = _last(self._merging(*self.embed_tokens(x, pad=pad, mask=mask)))
-        return self._spread(self.norm(z), groups)
+        return self._spread_states(*self.embed_tokens(x, pad=pad, mask=mask))
 
     def embed(self, x: Tensor, *, pad: bool = False, mask: Tensor | None = None) -> Tensor:
         """(B, C, H, W) -> y (B, D), what the head receives; where it reads [CLS] alone, the last block merges none."""
         z, visible = self.patch_drop(*self.embed_tokens(x, pad=pad, mask=mask))
         reads, R = self.attn_pool.reads, self.prefix_tokens
-        if reads is None:
-            z, groups = _last(self._merging(z, visible))
-            return self.fc_norm(self.attn_pool(self._spread(self.norm(z), groups), visible))
+        if reads is None or self.config.pool_layers > 1:
+            return self.fc_norm(self.attn_pool(self._spread_states(z, visible), visible))
         *inner, last = self.blocks
         z, groups = _last(self._merging(z, visible, len(inner)))
         z = last(z, size_bias(groups.sizes, R), reads)
         return self.fc_norm(self.attn_pool(self.norm(z), visible))
+
+    def _spread_states(self, z: Tensor, visible: Tensor | None) -> Tensor:
+        """z_0 -> the last states after the final norm, side by side, with a token for each patch."""
+        merging = deque(self._merging(z, visible), maxlen=self.config.pool_layers)
+        return self.side_by_side([self._spread(z_l, groups) for z_l, groups in merging])
 
     def states(self, z: Tensor, attn_mask: Tensor | None = None) -> Iterator[Tensor]:
         """Yield z_0, z_1, ... z_L, with a token for each patch."""

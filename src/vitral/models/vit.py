@@ -70,12 +70,27 @@ class VisionTransformer(Backbone):
         return self.norm_pre(self.pos_drop(z)), visible
 
     def forward_features(self, x: Tensor, *, pad: bool = False, mask: Tensor | None = None) -> Tensor:
-        """(B, C, H, W) -> (B, R + N, D): every token after the final norm."""
+        """(B, C, H, W) -> (B, R + N, D): every token after the final norm, or `side_by_side` of several blocks."""
         z, visible = self.embed_tokens(x, pad=pad, mask=mask)
-        attn_mask = key_mask(visible)
-        for block in self.blocks:
+        return self.run_blocks(z, key_mask(visible))
+
+    def run_blocks(self, z: Tensor, attn_mask: Tensor | None = None, reads: slice | None = None) -> Tensor:
+        """z_0 (B, R + N, D) -> LN(z_L) of the same shape, or the last `pool_layers` states side by side.
+
+        With `reads`, the last block computes only these tokens, whose queries still see the keys and values of all.
+        """
+        *inner, last = self.blocks
+        first, states = self.depth - self.config.pool_layers, []
+        for layer, block in enumerate(inner):
             z = block(z, attn_mask)  # Eqs. 2-3
-        return self.norm(z)  # Eq. 4: LN(z_L)
+            if layer >= first:
+                states.append(z)
+        return self.side_by_side([*states, last(z, attn_mask, reads)])
+
+    def side_by_side(self, states: Sequence[Tensor]) -> Tensor:
+        """..., z_L -> LN(z_L) (B, R + N, D), or with `pool_layers` k the last k states (B, R + N, k D)."""
+        normal = [self.norm(z) for z in states[-self.config.pool_layers :]]  # Eq. 4: LN(z_L)
+        return normal[0] if len(normal) == 1 else torch.cat(normal, dim=-1)
 
     def forward_head(self, z: Tensor, visible: Tensor | None = None) -> Tensor:
         """Tokens of `forward_features` (B, R + N, D) -> logits (B, classes).
@@ -93,12 +108,9 @@ class VisionTransformer(Backbone):
         may be left out.
         """
         z, visible = self.patch_drop(*self.embed_tokens(x, pad=pad, mask=mask))
-        attn_mask = key_mask(visible)
-        *inner, last = self.blocks
-        for block in inner:
-            z = block(z, attn_mask)
-        z = last(z, attn_mask, self.attn_pool.reads)
-        return self.fc_norm(self.attn_pool(self.norm(z), visible))
+        reads = self.attn_pool.reads if self.config.pool_layers == 1 else None
+        z = self.run_blocks(z, key_mask(visible), reads)
+        return self.fc_norm(self.attn_pool(z, visible))
 
     def forward(self, x: Tensor, *, pad: bool = False, mask: Tensor | None = None) -> Tensor:
         """(B, C, H, W) -> logits (B, classes)."""
@@ -212,9 +224,7 @@ class VisionTransformer(Backbone):
             except InputError as error:
                 raise InputError(f"image number {i}: {error}") from None
         z, attn_mask, places = pack(tokens)
-        for block in self.blocks:
-            z = block(z, attn_mask)
-        return unpack(self.norm(z), places)
+        return unpack(self.run_blocks(z, attn_mask), places)
 
     def forward_packed(self, images: Sequence[Tensor], *, pad: bool = False) -> Tensor:
         """Images (C, H_i, W_i) of different sizes -> logits (B, classes), each as the image has alone."""

@@ -103,10 +103,10 @@ def _pretrained(facts: Facts, given: Mapping[str, Any], weights: str) -> Choice:
     options = {
         "model": weights, "img_size": size, "batch_size": batch, "epochs": epochs, "warmup_epochs": epochs / 10,
         "optimizer": "adamw", "lr": 2e-4, "layer_decay": 0.75, "weight_decay": 0.05, "ema": 0.98,
-        "augment": _augmentation(facts.task),
+        "freeze_layers": 0 if given.get("lora") else 4, "drop_path_rate": 0.1, "augment": _augmentation(facts.task),
     }  # fmt: skip
     if facts.task in PROBED:
-        options |= {"probe": "first", "crop": "squash", "pool": "cls_mean"}
+        options |= {"probe": "first", "crop": "squash", "pool": "cls_mean", "pool_layers": 6}
     if facts.task == "classify":
         options["label_smoothing"] = 0.1
     reason = f"{weights} at {size} pixels, fine-tuned for {epochs} epochs of batches of {batch}, because the "
@@ -121,15 +121,15 @@ PROBED = ("classify", "multilabel", "regress")
 def _scratch(facts: Facts, given: Mapping[str, Any]) -> Choice:
     """Train a small model from scratch at a moderate size: nothing pretrained can be had."""
     batch = given.get("batch_size") or (32 if facts.images < 2000 else 64)
-    epochs = given.get("epochs") or epochs_for(3000, facts.images, batch, low=20, high=300)
+    epochs = given.get("epochs") or epochs_for(4000, facts.images, batch, low=20, high=400)
     options = {
         "model": "vit_micro_conv_patch8_64", "batch_size": batch, "epochs": epochs, "warmup_epochs": epochs / 20,
         "optimizer": "muon", "lr": 2e-3, "muon_lr": 0.01, "weight_decay": 0.05, "ema": 0.995,
-        "eval_every": max(1, epochs // 30),
+        "eval_every": max(1, epochs // 30), "crop": "squash" if facts.task in PROBED else None,
         "augment": _augmentation(facts.task),
     }  # fmt: skip
     if facts.task == "classify":
-        options["label_smoothing"] = 0.1
+        options |= {"label_smoothing": 0.1, "augment": STRONG}
     reason = f"vit_micro_conv_patch8_64 from scratch for {epochs} epochs, because no pretrained weights are cached and "
     reason += "the hub cannot be reached"
     return Choice(options, reason, f"vitral fetch {PRETRAINED[-1]} gets weights that usually double the accuracy")
@@ -149,9 +149,16 @@ def _small(facts: Facts, given: Mapping[str, Any]) -> Choice:
     return Choice(options, reason, "--model NAME; vitral models --pretrained lists published weights")
 
 
+STRONG = {
+    "crop_scale": 0.3, "flip": 0.5, "color_jitter": 0.2, "policy": "trivial", "erasing": 0.2,
+    "mixup": 0.8, "cutmix": 1.0,
+}  # fmt: skip
+"""Augmentation without which a model from scratch memorises a few hundred images."""
+
+
 def _augmentation(task: str) -> dict[str, Any]:
     if task in ("classify", "multilabel"):
-        return {"crop_scale": 0.4, "flip": 0.5, "color_jitter": 0.2}
+        return {"crop_scale": 0.6, "flip": 0.5, "color_jitter": 0.2}
     return {"flip": 0.5} if task != "regress" else {"shift": 0.05}
 
 
@@ -160,7 +167,7 @@ def _augmentation(task: str) -> dict[str, Any]:
 
 def image_size(facts: Facts) -> int:
     """Side of the model's input in whole patches of 14: finer for maps and boxes, never far beyond the images."""
-    wanted = 168 if facts.task in ("segment", "detect") else 112
+    wanted = 168 if facts.task in ("segment", "detect") else 140
     return min(wanted, max(56, 14 * math.ceil(facts.side / 14)))
 
 

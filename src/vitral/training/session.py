@@ -303,7 +303,7 @@ def make_backbone(config: LoopConfig, in_chans: int, num_classes: int, **fresh: 
             options["drop_path_rate"] = config.drop_path_rate
         return create_model(config.model, seed=config.seed, **options, **fresh)
     model = with_stochastic_depth(load_backbone(config.model, **options), config.drop_path_rate)
-    return with_pooling(model, config.pool) if isinstance(config, TrainConfig) else model
+    return with_pooling(model, config.pool, config.pool_layers) if isinstance(config, TrainConfig) else model
 
 
 def drop_patches(model: Any, rate: float, task: str) -> None:

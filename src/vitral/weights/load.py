@@ -208,14 +208,15 @@ def with_stochastic_depth(model: Backbone, rate: float) -> Backbone:
     return again
 
 
-def with_pooling(model: Backbone, pool: str | None) -> Backbone:
-    """The same weights in a ViT whose head, which is new, reads something else."""
-    config = model.config
-    if pool is None or pool == getattr(config, "global_pool", None):
+def with_pooling(model: Backbone, pool: str | None, layers: int | None) -> Backbone:
+    """The same weights in a ViT whose head, which is new, reads something else; None leaves a setting as it is."""
+    given = {"global_pool": pool, "pool_layers": layers}
+    changed = {k: v for k, v in given.items() if v is not None and v != getattr(model.config, k, None)}
+    if not changed:
         return model
-    if not isinstance(config, ViTConfig):
-        raise ConfigError(f"--pool is for ViTs; this model is a {type(model).__name__}.")
-    again = build_backbone(ViTConfig.from_dict({**config.to_dict(), "global_pool": pool}))
+    if not isinstance(model.config, ViTConfig):
+        raise ConfigError(f"--pool and --pool-layers are for ViTs; this model is a {type(model).__name__}.")
+    again = build_backbone(ViTConfig.from_dict({**model.config.to_dict(), **changed}))
     body = {name: value for name, value in model.state_dict().items() if not name.startswith(("head.", "attn_pool."))}
     again.load_state_dict(again.state_dict() | body)
     again.preprocess, again.load_report = model.preprocess, model.load_report

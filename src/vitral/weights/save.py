@@ -36,6 +36,11 @@ def save_model(model: Backbone, path: str | Path, layout: str = "timm") -> list[
     if layout not in writers:
         can = ", ".join(writers)
         raise ConfigError(f"a {type(model).__name__} cannot be written in the layout {layout}; it can as {can}.")
+    layers = getattr(model.config, "pool_layers", 1)
+    if layers > 1 and layout != "vitral":
+        raise ConfigError(
+            f"other libraries have no head that reads {layers} blocks (pool_layers); write it as vitral, or export it."
+        )
     target = Path(path)
     if layout != "google" and target.is_file() and target.suffix != ".safetensors":
         raise CheckpointError(f"{target} is a file; give a folder to write to.")
