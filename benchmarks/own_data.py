@@ -39,7 +39,7 @@ def train(fold: Path, options: list[str], offline: bool, work: Path) -> dict[str
     run = work / fold.name
     command = [sys.executable, "-m", "vitral", "train", str(fold), "--out", str(run), *options]
     began, first = time.monotonic(), None
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             print(f"  {line}", end="", flush=True)

@@ -8,7 +8,7 @@ from vitral.api import resolve_training
 from vitral.config import TrainConfig
 from vitral.data.sources.open import open_data
 from vitral.models.zoo import is_model
-from vitral.training.auto import PRETRAINED, SMALL, Facts, accumulation, choose, survey
+from vitral.training.auto import PRETRAINED, SMALL, Facts, accumulation, choose, image_size, survey
 from vitral.weights.pretrained import find_pretrained
 
 TASKS = ("classify", "multilabel", "regress", "segment", "detect", "caption")
@@ -53,6 +53,21 @@ def test_without_weights_the_override_names_the_command_that_gets_them():
     choice = choose(Facts(400, 300, 3, "classify"), nothing)
     assert is_model(choice.options["model"])
     assert f"vitral fetch {PRETRAINED[-1]}" in choice.override
+
+
+@pytest.mark.parametrize(
+    ("side", "task", "size"),
+    [(33, "classify", 56), (60, "classify", 84), (115, "classify", 140), (900, "classify", 140), (900, "segment", 168)],
+)
+def test_the_image_size_follows_from_the_images_and_the_task(side, task, size):
+    assert image_size(Facts(400, side, 3, task)) == size
+
+
+def test_lora_freezes_the_blocks_by_itself():
+    given = {"lora": {"rank": 8}}
+    options = choose(Facts(400, 300, 3, "classify"), everything, given).options
+    assert TrainConfig.from_dict({**options, **given}).freeze_layers == 0
+    assert choose(Facts(400, 300, 3, "classify"), everything).options["freeze_layers"] > 0
 
 
 def test_other_options_follow_from_those_given():

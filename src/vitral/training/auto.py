@@ -23,6 +23,8 @@ SMALL = 32
 """Shorter side, in pixels, up to which images are too small for pretrained weights to help."""
 SAMPLE = 48
 """Images whose size is measured."""
+ENLARGED = 1.2
+"""How far small images are enlarged: more and smaller patches help even if the pixels are few."""
 MEMORY_SHARE = 0.6
 """Share of the machine's memory that a step may take."""
 
@@ -121,7 +123,7 @@ PROBED = ("classify", "multilabel", "regress")
 def _scratch(facts: Facts, given: Mapping[str, Any]) -> Choice:
     """Train a small model from scratch at a moderate size: nothing pretrained can be had."""
     batch = given.get("batch_size") or (32 if facts.images < 2000 else 64)
-    epochs = given.get("epochs") or epochs_for(4000, facts.images, batch, low=20, high=400)
+    epochs = given.get("epochs") or epochs_for(3000, facts.images, batch, low=20, high=300)
     options = {
         "model": "vit_micro_conv_patch8_64", "batch_size": batch, "epochs": epochs, "warmup_epochs": epochs / 20,
         "optimizer": "muon", "lr": 2e-3, "muon_lr": 0.01, "weight_decay": 0.05, "ema": 0.995,
@@ -166,9 +168,9 @@ def _augmentation(task: str) -> dict[str, Any]:
 
 
 def image_size(facts: Facts) -> int:
-    """Side of the model's input in whole patches of 14: finer for maps and boxes, never far beyond the images."""
+    """Side of the model's input in whole patches of 14: finer for maps and boxes, and small images are enlarged."""
     wanted = 168 if facts.task in ("segment", "detect") else 140
-    return min(wanted, max(56, 14 * math.ceil(facts.side / 14)))
+    return min(wanted, max(56, 14 * math.ceil(ENLARGED * facts.side / 14)))
 
 
 def epochs_for(steps: int, images: int, batch: int, low: int, high: int) -> int:
