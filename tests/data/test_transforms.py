@@ -87,3 +87,9 @@ def test_views_of_many_images_are_those_of_each_by_itself():
 def test_denormalize_undoes_normalize():
     x = torch.randint(0, 256, (2, 3, 4, 5), dtype=torch.uint8)
     assert torch.equal(denormalize(normalize(x, Preprocess()), Preprocess()), x)
+
+
+def test_padding_has_the_mean_colour_within_what_pixels_can_have():
+    x = torch.full((3, 4, 8), 7, dtype=torch.uint8)
+    p = Preprocess(img_size=8, crop_mode="pad", mean=(0.5, 500.0, -1.0), std=(1, 1, 1))
+    assert eval_transform(x, p)[:, -1, 0].tolist() == [128, 255, 0]

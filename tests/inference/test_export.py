@@ -200,7 +200,7 @@ def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
 
 def test_a_file_has_no_model_to_look_into(files):
     _, made = files("detect", "onnx")
-    with pytest.raises(InputError, match="an exported file only gives answers"):
+    with pytest.raises(InputError, match="an exported file or an ensemble of folds only gives predictions"):
         Predictor(made.path).embed(pictures())
     with pytest.raises(
         InputError, match=r"images must be float32 \(B, 3, 20, 24\).*got torch.float32 \(1, 3, 24, 20\)"

@@ -160,7 +160,7 @@ def test_classes_can_be_learned_as_labels_and_as_numbers(tmp_path):
     labels = vitral.train("digits", out=tmp_path / "labels", task="multilabel", **tiny)
     assert len(labels.metrics["test"]["by_label"]) == 10
     numbers = vitral.train("digits", out=tmp_path / "numbers", task="regress", **tiny)
-    assert "said" in (numbers.path / "report.html").read_text()
+    assert "predicted" in (numbers.path / "report.html").read_text()
 
 
 def test_nothing_is_found_in_no_images_but_in_the_right_shapes(runs):

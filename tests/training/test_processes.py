@@ -1,6 +1,5 @@
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -23,14 +22,20 @@ SCRIPT = Path(__file__).with_name("processes.py")
 
 def losses(dtype, world, folder, stop=50, log_steps=1):
     """Loss, accuracy and gradient norm of the steps to `stop`, by one process or several on the loopback interface."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+    store = dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False
+    )  # here, as in torchrun: no port is lost
     started = []
     for rank in range(world):
         env = os.environ | {"OMP_NUM_THREADS": "1"}
         if world > 1:
-            env |= {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            env |= {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(world),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(store.port),
+            }
+            env |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
             env |= {"GLOO_SOCKET_IFNAME": "lo"}
         command = [sys.executable, str(SCRIPT), dtype, str(folder), str(stop), str(log_steps)]
         started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env))

@@ -160,7 +160,7 @@ class TestLock:
     def test_it_is_held_until_the_report_is_written(self, tmp_path, monkeypatch):
         reports = []
 
-        def report(path, data):
+        def report(path, data, quiet):
             with pytest.raises(BusyError):
                 locked(path).__enter__()
             reports.append(path)

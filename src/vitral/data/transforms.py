@@ -67,7 +67,7 @@ def eval_view(size: Size, p: Preprocess) -> View:
 
 def _pad(x: Tensor, size: Size, p: Preprocess) -> Tensor:
     """Fill up to the size with the mean colour, at the right and below."""
-    colour = x.new_tensor([round(255 * mean) for mean in p.mean])
+    colour = x.new_tensor([round(255 * min(max(mean, 0.0), 1.0)) for mean in p.mean])
     canvas = colour[:, None, None].expand(-1, *size).clone()
     canvas[:, : x.shape[1], : x.shape[2]] = x
     return canvas
