@@ -101,7 +101,8 @@ def _pretrained(facts: Facts, given: Mapping[str, Any], weights: str) -> Choice:
     """Fine-tune published weights, after a linear probe of their features."""
     size = given.get("img_size") or image_size(facts)
     batch = given.get("batch_size") or (16 if facts.images < 1000 else 32)
-    epochs = given.get("epochs") or epochs_for(320, facts.images, batch, low=4, high=40)
+    steps = 260 if facts.task == "regress" else 320  # a number needs less than classes
+    epochs = given.get("epochs") or epochs_for(steps, facts.images, batch, low=4, high=40)
     options = {
         "model": weights, "img_size": size, "batch_size": batch, "epochs": epochs, "warmup_epochs": epochs / 10,
         "optimizer": "adamw", "lr": 2e-4, "layer_decay": 0.75, "weight_decay": 0.05, "ema": 0.98,
